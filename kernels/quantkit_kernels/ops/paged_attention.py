@@ -1,0 +1,65 @@
+"""Causal attention of a step's new tokens over the paged key-value cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _gather(cache: Tensor, scale: Tensor | None, blocks: Tensor, length: int) -> Tensor:
+    """The first `length` positions of a sequence from its blocks, dequantized: float32 `[Hkv, length, D]`."""
+    pages = cache[blocks.long()]
+    rows = pages.transpose(0, 1).reshape(cache.shape[1], -1, cache.shape[3])[:, :length].to(torch.float32)
+    return rows if scale is None else rows * scale.unsqueeze(1)
+
+
+def reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """softmax(q·kᵀ·scale)·v for each sequence's newest tokens, reading k and v from the cache only.
+
+    q: float32 `[T, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`; k_scale, v_scale: float32 `[Hkv, D]` or None;
+    block_table: int32 `[B, M]`; query_start_loc: int32 `[B + 1]`; seq_lens: int32 `[B]`, new tokens included.
+    Sequence b's queries are its last `query_start_loc[b+1] - query_start_loc[b]` positions. A position p sees
+    0..p, with a window w only p-w+1..p. softcap c: scores become c·tanh(scores / c). Query head h reads
+    KV head h // (Hq / Hkv). Returns float32 `[T, Hq·D]`; tokens of no sequence are zero.
+    """
+    block_size = k_cache.shape[2]
+    group = num_heads // num_kv_heads
+    starts = query_start_loc.tolist()
+    pieces: list[Tensor] = []
+    for b, length in enumerate(seq_lens.tolist()):
+        count = starts[b + 1] - starts[b]
+        if count == 0:
+            continue
+        blocks = block_table[b, : -(-length // block_size)]
+        k = _gather(k_cache, k_scale, blocks, length)
+        v = _gather(v_cache, v_scale, blocks, length)
+        rows = q[starts[b] : starts[b + 1]].view(count, num_kv_heads, group, head_dim)
+        scores = torch.einsum("thgd,hld->hgtl", rows, k) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        key = torch.arange(length, device=q.device)
+        query = torch.arange(length - count, length, device=q.device).unsqueeze(1)
+        hidden = key > query
+        if window is not None:
+            hidden = hidden | (key <= query - window)
+        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        pieces.append(torch.einsum("hgtl,hld->thgd", weights, v).reshape(count, num_heads * head_dim))
+    rest = q.shape[0] - sum(piece.shape[0] for piece in pieces)
+    if rest:
+        pieces.append(q.new_zeros(rest, num_heads * head_dim))
+    return torch.cat(pieces)
