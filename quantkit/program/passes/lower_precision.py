@@ -1,0 +1,34 @@
+"""lower_precision: give every decision unit its scheme and the cache its format.
+
+    qkv = linear(x) {layers.0.qkv: FP16}          qkv = linear(x) {layers.0.qkv: W8A16}
+    kv FP32                             ->        kv INT8, with k_scale and v_scale [num_kv_heads, head_dim] a layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from quantkit.program.ir import Node, Program, Weight
+from quantkit.program.passes.rewrite import rebuild
+
+
+def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str) -> Program:
+    """The program with `schemes[group]` on each named decision unit (others keep theirs) and `kv_format` caches."""
+    weights = [
+        replace(weight, scheme=schemes.get(weight.group or "", weight.scheme)) if weight.kind == "matrix" else weight
+        for weight in program.weights.values()
+    ]
+    scales: dict[str, Weight] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        roles = {role: name for role, name in node.weights.items() if role not in ("k_scale", "v_scale")}
+        if kv_format == "INT8" and node.op in ("kv_write", "qk_norm_rope_kv_write", "paged_attention"):
+            kv = program.kv[node.layer or 0]
+            for role in ("k_scale", "v_scale"):
+                name = f"layers.{node.layer}.{role}"
+                scales[name] = Weight(name, "scales", (kv.num_kv_heads, kv.head_dim), ())
+                roles[role] = name
+        nodes.append(replace(node, weights=roles))
+    lowered = program.with_(kv=tuple(replace(kv, format=kv_format) for kv in program.kv))
+    return rebuild(lowered, nodes, weights=[*weights, *scales.values()], done="lower_precision")
