@@ -9,7 +9,7 @@ from quantkit.program.ir import Weight
 if TYPE_CHECKING:
     import torch
 
-    from quantkit.formats.quantized import QuantizedMatrix
+    from quantkit.formats.matrix import QuantizedMatrix
 
 
 class WeightProvider(Protocol):

@@ -1,0 +1,148 @@
+"""The reference backend: every node by its torch reference, in order. Slow, plain, and what the rest must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from quantkit_kernels.ops import (
+    act_mul,
+    add,
+    add_rms_norm,
+    embedding,
+    gated_act,
+    head_rms_norm,
+    kv_write,
+    linear,
+    logits,
+    paged_attention,
+    qk_norm_rope_kv_write,
+    rms_norm,
+    rope,
+)
+from torch import Tensor
+
+from quantkit.formats import QuantizedMatrix
+from quantkit.program.ir import Node, Program
+from quantkit.program.weights import WeightProvider
+
+if TYPE_CHECKING:
+    from quantkit.runtime.executor import Memory, Taps
+
+Call = Callable[["Step"], tuple[Tensor, ...]]
+
+
+class Step:
+    """The live part of memory for one step: values by name, already cut to the step's counts."""
+
+    def __init__(self, program: Program, memory: Memory, tokens: int, sequences: int, rows: int) -> None:
+        sizes = {"T": tokens, "B": sequences, "B+1": sequences + 1, "R": rows}
+        self.values: dict[str, Tensor] = {}
+        for name in program.inputs:
+            tensor = memory.inputs.get(name)
+            tensor = memory.activations[name] if tensor is None else tensor
+            self.values[name] = tensor[: sizes[str(program.values[name].shape[0])]]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.values[name]
+
+
+class ReferenceBackend:
+    """Runs nodes one by one in torch float32; quantized matrices are dequantized once, when bound."""
+
+    name = "reference"
+
+    def __init__(self, program: Program, weights: WeightProvider, memory: Memory, taps: Taps | None) -> None:
+        self._program, self._memory, self._taps = program, memory, taps
+        self._weights: dict[str, Tensor] = {}
+        for name, weight in program.weights.items():
+            loaded = weights.load(weight)
+            self._weights[name] = loaded.dequantize() if isinstance(loaded, QuantizedMatrix) else loaded
+        self.weight_bytes = sum(w.numel() * w.element_size() for w in self._weights.values())
+        self._calls = [(node, self._bind(node)) for node in program.nodes]
+
+    def run(self, tokens: int, sequences: int, rows: int) -> None:
+        """One step; outputs are copied where the executor looks for them."""
+        step = Step(self._program, self._memory, tokens, sequences, rows)
+        with torch.no_grad():
+            for node, call in self._calls:
+                outputs = dict(zip(node.outputs, call(step), strict=False))
+                step.values.update(outputs)
+                if self._taps is not None:
+                    self._taps(node, {name: step[name] for name in node.inputs if name in step.values}, outputs)
+        for name in self._program.outputs:
+            self._memory.activations[name][: step[name].shape[0]] = step[name]
+
+    def _bind(self, node: Node) -> Call:
+        """The node as a function of a step. States are no tensors: an op's last output is left out when it is one."""
+        program, memory = self._program, self._memory
+        a = dict(node.attrs)
+        w = {role: self._weights[name] for role, name in node.weights.items()}
+        i = node.inputs
+        layer = -1 if node.layer is None else node.layer
+
+        def cache() -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+            return memory.k_cache[layer], memory.v_cache[layer], w.get("k_scale"), w.get("v_scale")
+
+        def heads(x: Tensor, head_dim: int) -> Tensor:
+            return x.view(x.shape[0], -1, head_dim)
+
+        eps, offset = float(a.get("eps") or 0.0), float(a.get("offset") or 0.0)
+        softcap = None if a.get("softcap") is None else float(a["softcap"])  # type: ignore[arg-type]
+        match node.op:
+            case "embedding":
+                scale = float(a["scale"])  # type: ignore[arg-type]
+                return lambda s: (embedding.reference(s[i[0]], w["table"], scale),)
+            case "rms_norm":
+                return lambda s: (rms_norm.reference(s[i[0]], w["weight"], eps, offset),)
+            case "add_rms_norm":
+                return lambda s: add_rms_norm.reference(s[i[0]], s[i[1]], w["weight"], eps, offset)
+            case "add":
+                return lambda s: (add.reference(s[i[0]], s[i[1]]),)
+            case "linear":
+                return lambda s: (linear.reference(s[i[0]], w["weight"], w.get("bias")),)
+            case "split":
+                sizes = [int(size) for size in str(a["sizes"]).split(",")]
+                return lambda s: s[i[0]].split(sizes, dim=-1)
+            case "head_rms_norm":
+                dim = int(a["head_dim"])  # type: ignore[arg-type]
+                return lambda s: (head_rms_norm.reference(heads(s[i[0]], dim), w["weight"], eps, offset).flatten(1),)
+            case "rope":
+                dim = int(a["head_dim"])  # type: ignore[arg-type]
+                cos, sin = memory.rope[str(a["rope"])]
+                return lambda s: (rope.reference(heads(s[i[0]], dim), s[i[1]], cos, sin).flatten(1),)
+            case "kv_write":
+                dim = program.kv[layer].head_dim
+
+                def write(s: Step) -> tuple[Tensor, ...]:
+                    kv_write.reference(heads(s[i[0]], dim), heads(s[i[1]], dim), s[i[2]], *cache())
+                    return ()
+
+                return write
+            case "qk_norm_rope_kv_write":
+                kv = program.kv[layer]
+                cos, sin = memory.rope[str(a["rope"])]
+                q_norm, k_norm = w.get("q_norm"), w.get("k_norm")
+                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim)  # type: ignore[arg-type]
+                return lambda s: (
+                    qk_norm_rope_kv_write.reference(
+                        s[i[0]], s[i[1]], s[i[2]], cos, sin, q_norm, k_norm, eps, offset, *cache(), *shape
+                    ),
+                )
+            case "paged_attention":
+                kv = program.kv[layer]
+                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim)  # type: ignore[arg-type]
+                scale = float(a["scale"])  # type: ignore[arg-type]
+                return lambda s: (
+                    paged_attention.reference(
+                        s[i[0]], *cache(), s[i[2]], s[i[3]], s[i[4]], *shape, scale, kv.window, softcap
+                    ),
+                )
+            case "act_mul":
+                return lambda s: (act_mul.reference(s[i[0]], s[i[1]], str(a["activation"])),)
+            case "gated_act":
+                return lambda s: (gated_act.reference(s[i[0]], str(a["activation"])),)
+            case "logits":
+                return lambda s: (logits.reference(s[i[0]], s[i[1]], w["weight"], softcap),)
+        raise ValueError(f"no reference for op {node.op!r}")
