@@ -63,9 +63,7 @@ def build_program(spec: DecoderSpec) -> Program:
         h = _layer(b, spec, i, h)
     norm = b.vector("final_norm", names.final_norm, hidden)
     final = _norm(b, spec, "final_norm", h, norm, None)
-    head = b.matrix(
-        "lm_head", names.embed if spec.tied else names.head, spec.vocab_size, hidden, group="lm_head"
-    )
+    head = b.matrix("lm_head", names.embed if spec.tied else names.head, spec.vocab_size, hidden, group="lm_head")
     b.values["logits"] = Value("logits", ("R", spec.vocab_size))
     b.nodes.append(
         Node(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from quantkit_kernels import cpu
 from quantkit_kernels.registry import can_implement
 from torch import Tensor
 
 from quantkit.formats import QuantizedMatrix
 from quantkit.program.ir import Node, Program, Weight
 from quantkit.program.weights import WeightProvider
+from quantkit_kernels import cpu
 
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory

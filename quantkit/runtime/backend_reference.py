@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+
+from quantkit.formats import QuantizedMatrix
+from quantkit.program.ir import Node, Program
+from quantkit.program.weights import WeightProvider
 from quantkit_kernels.ops import (
     act_mul,
     add,
@@ -21,11 +26,6 @@ from quantkit_kernels.ops import (
     rms_norm,
     rope,
 )
-from torch import Tensor
-
-from quantkit.formats import QuantizedMatrix
-from quantkit.program.ir import Node, Program
-from quantkit.program.weights import WeightProvider
 
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory, Taps

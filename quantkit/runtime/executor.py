@@ -201,15 +201,17 @@ def _allocate(program: Program, capacity: Capacity) -> Memory:
 def _bind(
     program: Program, weights: WeightProvider, memory: Memory, backend: str, threads: int | None, taps: Taps | None
 ) -> Backend:
-    from quantkit.runtime import backend_cpu, backend_reference
-
     if backend not in ("auto", "cpu", "reference"):
         raise PreflightError(f"unknown backend {backend!r}", next="Known: auto, cpu, reference")
     if backend != "reference" and taps is None:
+        from quantkit.runtime import backend_cpu
+
         usable, reason = backend_cpu.can_run(program)
         if usable:
             return backend_cpu.CpuBackend(program, weights, memory, threads)
         if backend == "cpu":
             raise PreflightError(f"the native CPU backend cannot run this program: {reason}")
         log.warning("running on the torch reference, many times slower: %s", reason)
+    from quantkit.runtime import backend_reference
+
     return backend_reference.ReferenceBackend(program, weights, memory, taps)

@@ -1,7 +1,7 @@
 """fuse_add_norm: a residual add and the norm that reads it become one op.
 
-    h = add(x, residual)                ->        y, h = add_rms_norm(x, residual)
-    y = rms_norm(h)
+h = add(x, residual)                ->        y, h = add_rms_norm(x, residual)
+y = rms_norm(h)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """fuse_gated_act: split and activation over the joined gate and up become one op.
 
-    gate, up = split(gate_up)           ->        y = gated_act(gate_up)
-    y = act_mul(gate, up)
+gate, up = split(gate_up)           ->        y = gated_act(gate_up)
+y = act_mul(gate, up)
 """
 
 from __future__ import annotations

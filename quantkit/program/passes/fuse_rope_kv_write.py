@@ -1,9 +1,9 @@
 """fuse_rope_kv_write: everything between the qkv GEMM and attention becomes one op.
 
-    q, k, v = split(qkv)
-    q = head_rms_norm(q); k = head_rms_norm(k)    (where the family has them)
-    q = rope(q, positions); k = rope(k, positions)     ->     q, kv = qk_norm_rope_kv_write(qkv, positions, slots)
-    kv = kv_write(k, v, slots)
+q, k, v = split(qkv)
+q = head_rms_norm(q); k = head_rms_norm(k)    (where the family has them)
+q = rope(q, positions); k = rope(k, positions)     ->     q, kv = qk_norm_rope_kv_write(qkv, positions, slots)
+kv = kv_write(k, v, slots)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """lower_precision: give every decision unit its scheme and the cache its format.
 
-    qkv = linear(x) {layers.0.qkv: FP16}          qkv = linear(x) {layers.0.qkv: W8A16}
-    kv FP32                             ->        kv INT8, with k_scale and v_scale [num_kv_heads, head_dim] a layer
+qkv = linear(x) {layers.0.qkv: FP16}          qkv = linear(x) {layers.0.qkv: W8A16}
+kv FP32                             ->        kv INT8, with k_scale and v_scale [num_kv_heads, head_dim] a layer
 """
 
 from __future__ import annotations

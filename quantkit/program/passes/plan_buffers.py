@@ -1,6 +1,6 @@
 """plan_buffers: values that never live at the same time share a buffer.
 
-    x [T, 576]   gate_up [T, 3072]   y [T, 1536]     ->     x: buffer 0   gate_up: buffer 1   y: buffer 2 ...
+x [T, 576]   gate_up [T, 3072]   y [T, 1536]     ->     x: buffer 0   gate_up: buffer 1   y: buffer 2 ...
 """
 
 from __future__ import annotations

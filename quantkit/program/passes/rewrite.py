@@ -22,7 +22,11 @@ def producers(program: Program) -> dict[str, Node]:
 
 
 def rebuild(
-    program: Program, nodes: Iterable[Node], values: Iterable[Value] = (), weights: Iterable[Weight] = (), done: str = ""
+    program: Program,
+    nodes: Iterable[Node],
+    values: Iterable[Value] = (),
+    weights: Iterable[Weight] = (),
+    done: str = "",
 ) -> Program:
     """The program with other nodes; new values and weights are added, unused ones dropped, the pass recorded."""
     nodes = tuple(nodes)
