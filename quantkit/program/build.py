@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quantkit.models.spec import DecoderSpec, Part
 from quantkit.program.ir import Attr, Dim, KVLayer, Node, Program, Value, Weight
 
@@ -137,10 +139,10 @@ def _layer(b: _Builder, spec: DecoderSpec, i: int, h: str) -> str:
     if spec.qk_norm:
         q_norm = b.vector(f"{at}.q_norm", names.q_norm.format(i=i), head_dim)
         k_norm = b.vector(f"{at}.k_norm", names.k_norm.format(i=i), head_dim)
-        norm_attrs: dict[str, Attr] = {"head_dim": head_dim, "eps": spec.norm_eps, "offset": spec.norm_offset}
+        norm_attrs: dict[str, Any] = {"head_dim": head_dim, "eps": spec.norm_eps, "offset": spec.norm_offset}
         q = b.node("head_rms_norm", f"{at}.q_normed", (q,), q_size, layer=i, weights={"weight": q_norm}, **norm_attrs)
         k = b.node("head_rms_norm", f"{at}.k_normed", (k,), kv_size, layer=i, weights={"weight": k_norm}, **norm_attrs)
-    rope: dict[str, Attr] = {"head_dim": head_dim, "rope": spec.layers[i].rope}
+    rope: dict[str, Any] = {"head_dim": head_dim, "rope": spec.layers[i].rope}
     q = b.node("rope", f"{at}.q_rope", (q, "positions"), q_size, layer=i, **rope)
     k = b.node("rope", f"{at}.k_rope", (k, "positions"), kv_size, layer=i, **rope)
     kv = b.node("kv_write", f"{at}.kv", (k, v, "slot_mapping"), None, layer=i)

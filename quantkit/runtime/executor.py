@@ -187,7 +187,8 @@ def _allocate(program: Program, capacity: Capacity) -> Memory:
         elif value.dtype == "float32":
             activations[name] = torch.zeros(shape, dtype=torch.float32)
     caches: list[dict[int, Tensor]] = [{}, {}]
-    for layer in sorted({node.layer for node in program.nodes if node.op == "paged_attention"} - {None}):
+    attending = {node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None}
+    for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
             side[layer] = torch.zeros(
