@@ -1,0 +1,167 @@
+"""ChatText: a checkpoint's tokenizer, chat template, stop set and sampling defaults, without torch or Transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from quantkit.errors import CheckpointError, RequestError
+from quantkit.runtime.chat_template import ChatTemplate, Message
+from quantkit.runtime.detokenizer import Detokenizer
+from quantkit.runtime.sampling import SamplingParams
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatText:
+    """What turns conversations into token ids and back, read from a checkpoint or artifact `folder`.
+
+    The chat template owns the BOS token: a rendered chat is encoded as it stands, so BOS comes exactly as often as the
+    template writes it. A bare prompt gets the tokenizer's own special tokens; one that already begins with BOS (a chat
+    rendered elsewhere) does not get a second.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        config = _read_json(self.folder / "tokenizer_config.json")
+        model = _read_json(self.folder / "config.json")
+        self.generation_config = _read_json(self.folder / "generation_config.json")
+        self._tokenizer = _read_tokenizer(self.folder / "tokenizer.json")
+        tokens = _named_tokens(config)
+        for content in tokens.values():
+            if self._tokenizer.token_to_id(content) is None:
+                self._tokenizer.add_special_tokens([AddedToken(content, special=True)])
+        self.special_token_ids = frozenset(
+            token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
+        )
+        self.bos_token_id = self._id(tokens.get("bos_token"))
+        self.eos_token_id = self._id(tokens.get("eos_token"))
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.stop_token_ids = self._stop_set(model, tokens)
+        self._adds_bos = config.get("add_bos_token") is True
+        self._templates = {
+            name: ChatTemplate(source, tokens) for name, source in _template_sources(self.folder, config).items()
+        }
+
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        return bool(self._templates)
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`. With `add_special_tokens`, those the tokenizer adds to a bare prompt (BOS once)."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = self.bos_token_id
+        if not add_special_tokens or bos is None:
+            return ids
+        if self._adds_bos and ids[:1] != [bos]:
+            return [bos, *ids]
+        plain: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return plain if plain[:1] == [bos] and ids[:2] == [bos, bos] else ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`, special tokens left out unless told otherwise."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any) -> str:
+        """The conversation as the chat template writes it; `kwargs` (`tools`, ...) go to the template.
+
+        Raises:
+            RequestError: no template, no message, or a conversation the template refuses.
+        """
+        if not messages:
+            raise RequestError("a conversation needs at least one message")
+        if not self._templates:
+            raise RequestError(f"{self.folder} has no chat template", next="Send a plain prompt instead")
+        name = "tool_use" if kwargs.get("tools") and "tool_use" in self._templates else "default"
+        template = self._templates.get(name) or next(iter(self._templates.values()))
+        return template.render(messages, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any) -> list[int]:
+        """Token ids of a conversation, BOS exactly where the template puts it."""
+        return self.encode(self.render(messages, add_generation_prompt, **kwargs))
+
+    def detokenizer(self, skip_special: bool = True) -> Detokenizer:
+        """A fresh incremental decoder for one request's output."""
+        return Detokenizer(self._tokenizer, self.special_token_ids, skip_special=skip_special)
+
+    def token_text(self, token: int) -> str:
+        """One token's own text, as log probabilities show it (special tokens by name)."""
+        return self.decode([token], skip_special=False)
+
+    def default_sampling(self, **given: Any) -> SamplingParams:
+        """SamplingParams with what `given` leaves open taken from generation_config.json.
+
+        `do_sample: true` there brings its temperature, top_p, top_k and min_p; otherwise the model's default is
+        greedy, as Transformers has it.
+        """
+        config = self.generation_config
+        values: dict[str, Any] = {"temperature": 0.0}
+        if config.get("do_sample") is True:
+            values["temperature"] = 1.0
+            values |= {k: config[k] for k in ("temperature", "top_p", "top_k", "min_p") if config.get(k) is not None}
+        if config.get("repetition_penalty") is not None:
+            values["repetition_penalty"] = config["repetition_penalty"]
+        return SamplingParams(**(values | given))
+
+    def _id(self, content: str | None) -> int | None:
+        token: int | None = None if content is None else self._tokenizer.token_to_id(content)
+        return token
+
+    def _stop_set(self, model: dict[str, Any], tokens: dict[str, str]) -> frozenset[int]:
+        listed = self.generation_config.get("eos_token_id", model.get("eos_token_id"))
+        ids = {listed} if isinstance(listed, int) else set(listed or ())
+        ids |= {self._id(tokens.get(name)) for name in ("eos_token", "eot_token")}
+        return frozenset(token for token in ids if token is not None)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; an absent file is an empty one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"not readable as JSON ({error})", where=str(path)) from error
+    if not isinstance(value, dict):
+        raise CheckpointError("not a JSON object", where=str(path))
+    return value
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise CheckpointError("missing", where=str(path), next="A checkpoint needs its tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"not a tokenizer ({error})", where=str(path)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Special tokens by role, model-specific roles included; entries are strings or {"content": string}."""
+    extra = config.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, dict) else {}), **{k: config.get(k) for k in (*_NAMED_TOKENS, "eot_token")}}
+    contents = {k: v.get("content") if isinstance(v, dict) else v for k, v in named.items()}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Chat templates by name: the file, else tokenizer_config.json's string or list of named ones."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return {"default": path.read_text("utf-8")}
+    stored = config.get("chat_template")
+    if isinstance(stored, str):
+        return {"default": stored}
+    return {entry["name"]: entry["template"] for entry in stored or ()}
