@@ -51,12 +51,17 @@ def scale_dtype(source: torch.dtype) -> torch.dtype:
 
 
 def round_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales rounded to `dtype` and given back as float32: finite and at least `dtype`'s smallest normal number.
+    """Scales rounded to `dtype` and given back as float32: finite, positive, and 0 becomes the smallest there is.
 
-    An all-zero group therefore has a positive scale, and its codes are zero.
+    An all-zero group therefore has a positive scale, and its codes are zero. Below float16's normal range, where few
+    bits are left, scales are rounded up: a coarse scale costs resolution, one too small would clip.
     """
     info = torch.finfo(dtype)
-    return scale.clamp(info.tiny, info.max).to(dtype).float()
+    if dtype != torch.float16:
+        return scale.clamp(info.tiny, info.max).to(dtype).float()
+    unit = info.tiny * info.eps
+    rounded = scale.clamp(unit, info.max).to(dtype).float()
+    return torch.where(scale < info.tiny, (scale / unit).ceil_().clamp_min_(1) * unit, rounded)
 
 
 def require_finite(x: Tensor, *, where: str = "") -> None:

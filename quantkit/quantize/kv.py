@@ -1,0 +1,27 @@
+"""Static scales of the INT8 KV cache, from what calibration saw."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quantkit.errors import NumericsError
+from quantkit.formats import kv_int8
+
+
+def kv_scales(absmax: Tensor, *, where: str = "") -> Tensor:
+    """float32 `[Hkv, D]` scales from the greatest magnitudes `[Hkv, D]` of keys (or values) as the cache stores them.
+
+    Every head and channel must have been observed: a zero, a NaN or an Inf raises NumericsError naming `where`
+    (`layers.3.k`), head and channel, because a scale of 0 or a silent 1.0 would corrupt the cache unseen.
+    """
+    scale = kv_int8.scale_from_absmax(absmax)
+    usable = torch.isfinite(scale) & (scale > 0)
+    if not bool(usable.all()):
+        head, channel = (~usable).nonzero()[0].tolist()
+        raise NumericsError(
+            f"no usable KV scale: head {head}, channel {channel} saw a maximum of {float(absmax[head, channel])}",
+            where=where,
+            next="Calibrate on more samples, or set the KV format to FP16",
+        )
+    return scale
