@@ -1,0 +1,122 @@
+"""Which schemes each decision unit may take, from recipe and program alone: every static problem is found here.
+
+Decision units are the decoder layers' matrices (`layers.N.qkv`, `.o`, `.gate_up`, `.down`). `lm_head` is set by its own
+key and does not count towards the budget.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from quantkit.errors import RecipeError
+from quantkit.formats.schemes import SCHEMES, Scheme
+from quantkit.program.ir import Program, Weight
+from quantkit.recipe.load import LoadedRecipe
+
+UNQUANTIZED = "FP16"
+HEAD = "lm_head"
+_NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """`allowed[group]`: the schemes it may take, one where it is pinned; in program order. `head`: lm_head's scheme."""
+
+    allowed: dict[str, tuple[str, ...]]
+    head: str
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """The groups that have no choice."""
+        return {group: schemes[0] for group, schemes in self.allowed.items() if len(schemes) == 1}
+
+    def least_bits(self, program: Program) -> float:
+        """Bits a weight over the decision units when each takes its cheapest scheme."""
+        groups = program.groups()
+        bits = sum(min(group_bits(groups[g], SCHEMES[s]) for s in schemes) for g, schemes in self.allowed.items())
+        return bits / sum(_weights(groups[g]) for g in self.allowed)
+
+
+def decide(loaded: LoadedRecipe, program: Program) -> Decisions:
+    """The schemes allowed for each group of the fused program.
+
+    RecipeError (with the recipe's line): an override that matches no group, a group size that does not divide a
+    group's input channels (layers and sizes that do are named), a budget below the least feasible value.
+    """
+    section = loaded.recipe.quantization
+    units = {group: weight for group, weight in program.groups().items() if group != HEAD}
+    allowed = dict.fromkeys(units, (*section.schemes, UNQUANTIZED))
+    for i, override in enumerate(section.overrides):
+        matched = [group for group in units if fnmatchcase(group, override.match)]
+        if not matched:
+            raise RecipeError(
+                f"override {override.match!r} matches no group",
+                where=loaded.where("quantization", "overrides", i, "match"),
+                next=_group_hint(override.match, list(units)),
+            )
+        for group in matched:
+            allowed[group] = (override.scheme,)
+    decisions = Decisions({g: tuple(dict.fromkeys(schemes)) for g, schemes in allowed.items()}, section.lm_head)
+    _check_group_sizes(loaded, units, decisions)
+    least = decisions.least_bits(program)
+    if section.budget_bits < least - 1e-9:
+        raise RecipeError(
+            f"a budget of {section.budget_bits:g} bits a weight cannot be met; the least feasible value is {least:.3f}",
+            where=loaded.where("quantization", "budget_bits"),
+            next="Raise budget_bits, allow a cheaper scheme, or pin fewer groups",
+        )
+    return decisions
+
+
+def group_bits(weight: Weight, scheme: Scheme) -> float:
+    """Stored bits of a group's matrix under a scheme, scales counted."""
+    return scheme.bits_per_weight(weight.shape[1]) * _weights(weight)
+
+
+def _weights(weight: Weight) -> int:
+    return weight.shape[0] * weight.shape[1]
+
+
+def _group_hint(pattern: str, units: list[str]) -> str:
+    if fnmatchcase(HEAD, pattern):
+        return "The head is set by quantization.lm_head"
+    last = len({group.split(".")[1] for group in units}) - 1
+    kinds = ",".join(dict.fromkeys(group.rpartition(".")[2] for group in units))
+    return f"Groups are named layers.N.{{{kinds}}}, N from 0 to {last}"
+
+
+def _check_group_sizes(loaded: LoadedRecipe, units: dict[str, Weight], decisions: Decisions) -> None:
+    misfits: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for group, schemes in decisions.allowed.items():
+        for name in schemes:
+            size, columns = SCHEMES[name].group_size, units[group].shape[1]
+            if size and columns % size:
+                misfits[name, columns].append(group)
+    if not misfits:
+        return
+    (name, columns), groups = next(iter(misfits.items()))
+    shown = ", ".join(groups[:_NAMES_SHOWN]) + (f" and {len(groups) - _NAMES_SHOWN} more" if len(groups) > 4 else "")
+    wrong = SCHEMES[name]
+    fitting = [
+        s.name
+        for s in SCHEMES.values()
+        if s.bits == wrong.bits and s.symmetric == wrong.symmetric and s.group_size and columns % s.group_size == 0
+    ]
+    instead = f"Sizes that do: {', '.join(fitting)}" if fitting else "No group size does: use W8A16 or pin them to FP16"
+    others = sorted({f"{n} on {c} channels" for n, c in misfits} - {f"{name} on {columns} channels"})
+    raise RecipeError(
+        f"the group size of {name} does not divide {columns} input channels of {shown}"
+        + (f" (also {', '.join(others)})" if others else ""),
+        where=_scheme_place(loaded, name),
+        next=instead,
+    )
+
+
+def _scheme_place(loaded: LoadedRecipe, name: str) -> str:
+    section = loaded.recipe.quantization
+    if name in section.schemes:
+        return loaded.where("quantization", "schemes", section.schemes.index(name))
+    index = next(i for i, override in enumerate(section.overrides) if override.scheme == name)
+    return loaded.where("quantization", "overrides", index, "scheme")

@@ -1,0 +1,123 @@
+"""Runs the stages of a build in order, each once, and puts the artifact in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quantkit.build import estimate
+from quantkit.build.context import Context, open_context
+from quantkit.build.files import disk_full_explained
+from quantkit.build.memory import PeakMemory
+from quantkit.build.place import check_place, place
+from quantkit.build.progress import Progress
+from quantkit.build.stage import Inputs, Stage, stage_keys
+from quantkit.build.stages import STAGES
+from quantkit.build.store import Store
+from quantkit.recipe.load import LoadedRecipe
+
+RUN_FOLDERS = ".quantkit"
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """How one stage of a build went. `seconds` and `peak_anon_bytes` are of the run that made it."""
+
+    name: str
+    key: str
+    cached: bool
+    seconds: float
+    peak_anon_bytes: int
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made: the artifact's folder, its payload digest, the verdict's name, the run record."""
+
+    folder: Path
+    payload_digest: str
+    verdict: str
+    run: dict[str, Any]
+
+
+def run_folder(out: Path) -> Path:
+    """Where the stages of the build into `out` are kept: beside it, on its file system."""
+    out = out.absolute()
+    return out.parent / RUN_FOLDERS / out.name
+
+
+def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float = 2.0) -> Built:
+    """Build the recipe's artifact into `out`, going on from the stages that are whole.
+
+    Raises what the stages raise; RecipeError when `out` is something else than an artifact; PreflightError when
+    another build holds the run folder or memory or disk do not suffice.
+    """
+    import torch
+
+    started, begun = datetime.now(UTC), time.monotonic()
+    check_place(out)
+    context = open_context(loaded)
+    torch.set_num_threads(context.threads)
+    store = Store(run_folder(out))
+    with store.locked(wait_s), PeakMemory() as memory:
+        keys = stage_keys(STAGES, context)
+        store.clean([(name, key) for name, (key, _) in keys.items()])
+        missing = [stage for stage in STAGES if store.find(stage.name, keys[stage.name][0]) is None]
+        estimate.require_room(context, missing, store.folder)
+        runs = run_stages(STAGES, context, store, keys, memory, progress)
+        record = _record(context, runs, started, time.monotonic() - begun)
+        folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
+        with disk_full_explained("placing the artifact", store.folder, 0):
+            digest = place(folders["package"], folders["gate"], record, out)
+    verdict = next(run for run in runs if run.name == "gate").facts["verdict"]
+    return Built(out, digest, verdict, record)
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    context: Context,
+    store: Store,
+    keys: Mapping[str, tuple[str, Inputs]],
+    memory: PeakMemory,
+    progress: Progress,
+) -> list[StageRun]:
+    """Run what is not whole in the (locked) store. A full disk is a PreflightError; what is whole stays."""
+    folders: dict[str, Path] = {}
+    runs: list[StageRun] = []
+    for number, stage in enumerate(stages, 1):
+        key, inputs = keys[stage.name]
+        progress.begin(stage.title, number, len(stages))
+        begun = time.monotonic()
+        folder = store.find(stage.name, key)
+        cached = folder is not None
+        if folder is None:
+            memory.take()
+            with disk_full_explained(stage.title, store.folder, stage.bytes_needed(context)):
+                facts = stage.run(context, folders, store.begin(stage.name, key), progress)
+                cost = {"seconds": round(time.monotonic() - begun, 3), "peak_anon_bytes": memory.take()}
+                folder = store.keep(stage.name, key, inputs, {**cost, "result": facts})
+        folders[stage.name] = folder
+        kept = store.record(folder)["facts"]
+        runs.append(StageRun(stage.name, key, cached, kept["seconds"], kept["peak_anon_bytes"], kept["result"]))
+        progress.end(kept["seconds"], cached=cached)
+    return runs
+
+
+def _record(context: Context, runs: list[StageRun], started: datetime, seconds: float) -> dict[str, Any]:
+    """`evidence/run/run.json`: what was asked, on what, and what each stage took (seconds, bytes)."""
+    return {
+        "recipe": context.loaded.resolved(),
+        "recipe_file": str(context.loaded.path),
+        "source": context.loaded.recipe.model.source,
+        "source_fingerprint": context.source_fingerprint,
+        "environment": context.environment,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
+        "peak_anon_bytes": max(run.peak_anon_bytes for run in runs),
+        "stages": [vars(run) for run in runs],
+    }
