@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ from quantkit.runtime.chat_template import ChatTemplate, Message
 from quantkit.runtime.detokenizer import Detokenizer
 from quantkit.runtime.sampling import SamplingParams
 
+def _byte_level() -> dict[str, int]:
+    """GPT-2's alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_LEVEL = _byte_level()
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -96,6 +105,18 @@ class ChatText:
     def token_text(self, token: int) -> str:
         """One token's own text, as log probabilities show it (special tokens by name)."""
         return self.decode([token], skip_special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token stands for, be they part of a character; added tokens by name, unknown ids nothing."""
+        piece: str | None = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if token in self._tokenizer.get_added_tokens_decoder():
+            return piece.encode()
+        if "ByteLevel" in repr(self._tokenizer.decoder):
+            return bytes(_BYTE_LEVEL[character] for character in piece if character in _BYTE_LEVEL)
+        fallback = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
+        return bytes([int(fallback.group(1), 16)]) if fallback else piece.replace("\u2581", " ").encode()
 
     def default_sampling(self, **given: Any) -> SamplingParams:
         """SamplingParams with what `given` leaves open taken from generation_config.json.
