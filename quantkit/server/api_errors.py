@@ -1,0 +1,57 @@
+"""Errors as the HTTP API shows them: OpenAI's shape, one status each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """One request that gets an error instead of an answer.
+
+    Args:
+        status: the HTTP status.
+        message: one line for the caller.
+        param: the field at fault, where there is one.
+        code: a machine-readable word, where one is customary.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Response headers the status calls for."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | {"WWW-Authenticate": "Bearer"} if self.status == 401 else headers
+
+    def body(self) -> dict[str, Any]:
+        """`{"error": {...}}` as the API's clients expect it."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A 400: the request itself must change."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str, retry_after: int = 1) -> ApiError:
+    """A 503: nothing wrong with the request, nobody to serve it now."""
+    return ApiError(503, message, code="unavailable", retry_after=retry_after)

@@ -1,0 +1,90 @@
+"""One choice of an answer: token ids become shown text, cut exactly at stop strings, with log probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quantkit.runtime.request import RequestOutput, TokenLogprobs
+from quantkit.runtime.sampling import SamplingParams
+from quantkit.runtime.stops import StopScanner
+from quantkit.runtime.text import ChatText
+
+
+@dataclass(frozen=True)
+class Token:
+    """One shown token. `start` is where its text begins in the choice's text, in characters."""
+
+    token_id: int
+    start: int
+    logprobs: TokenLogprobs
+
+
+@dataclass
+class Piece:
+    """What a choice gained: text to show, the tokens whose text has begun to show, and at the end the reason."""
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Choice:
+    """The state of one choice between outputs. `finished` is set with the last piece.
+
+    A token's log probabilities are shown when its text is: what a stop string swallows is not reported.
+    """
+
+    def __init__(self, index: int, prompt: list[int], text: ChatText, params: SamplingParams) -> None:
+        self.index, self.prompt = index, prompt
+        self.request_id = ""
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finished = False
+        self._detokenizer = text.detokenizer()
+        self._scanner = StopScanner(params.stop)
+        self._min_tokens = params.min_tokens
+        self._produced = 0
+        self._shown = 0
+        self._waiting: list[Token] = []
+
+    def take(self, outputs: Sequence[RequestOutput]) -> Piece:
+        """The piece that `outputs`, in order, make. Sets `finished` when they end the choice or a stop string does."""
+        piece = Piece()
+        for output in outputs:
+            self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
+            for position, token in enumerate(output.token_ids):
+                if output.logprobs is not None:
+                    self._waiting.append(Token(token, self._produced, output.logprobs[position]))
+                self.completion_tokens += 1
+                piece.text += self._show(self._detokenizer.push((token,)))
+                if self._scanner.stopped is not None:
+                    return self._finish(piece, "stop")
+            if output.finish_reason is not None:
+                piece.text += self._show(self._detokenizer.flush())
+                if self._scanner.stopped is not None:
+                    return self._finish(piece, "stop")
+                piece.text += self._scanner.flush()
+                return self._finish(piece, output.finish_reason)
+        self._shown += len(piece.text)
+        piece.tokens = self._release(self._shown)
+        return piece
+
+    def _show(self, text: str) -> str:
+        """What may be shown of new text; stop strings count from the request's `min_tokens` on."""
+        self._produced += len(text)
+        return self._scanner.feed(text) if self.completion_tokens > self._min_tokens else text
+
+    def _finish(self, piece: Piece, reason: str) -> Piece:
+        self.finished = True
+        self._shown += len(piece.text)
+        whole = self._scanner.stopped is None
+        piece.tokens = self._release(self._produced + 1 if whole else self._shown)
+        piece.finish_reason = reason
+        return piece
+
+    def _release(self, end: int) -> list[Token]:
+        """The waiting tokens whose text begins before character `end`."""
+        count = next((i for i, token in enumerate(self._waiting) if token.start >= end), len(self._waiting))
+        released, self._waiting = self._waiting[:count], self._waiting[count:]
+        return released

@@ -1,0 +1,143 @@
+"""A server's life: socket, engine, ready, drain, exit. Runs in the front process and never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+
+from quantkit.runtime.text import ChatText
+from quantkit.server.app import Service, build_app
+from quantkit.server.binding import listen
+from quantkit.server.messages import EngineOptions, Started
+from quantkit.server.metrics import Metrics
+from quantkit.server.records import AccessLog
+from quantkit.server.supervisor import Patience, Supervisor
+
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How to serve. Sizes in bytes, times in seconds; `port` 0 takes any free one."""
+
+    engine: EngineOptions
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: tuple[str, ...] = ()
+    insecure: bool = False
+    served_model_name: str = ""
+    queue_limit: int = 256
+    body_limit: int = 4 << 20
+    drain_seconds: float = 30.0
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def name(self) -> str:
+        """The model's name in the API."""
+        return self.served_model_name or Path(self.engine.artifact).resolve().name
+
+
+def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
+    """Serve until told to stop; the process's exit code.
+
+    Args:
+        announce: called once the model is loaded, with what was loaded and the server's URL.
+
+    Raises:
+        QuantkitError: the address, the artifact or the model could not be had, or the engine died too often.
+    """
+    listening = listen(config.host, config.port, keyless=not config.keys, insecure=config.insecure)
+    with contextlib.closing(listening):
+        return asyncio.run(_Server(config, listening).run(announce))
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling: draining comes before closing."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Server:
+    def __init__(self, config: ServeConfig, listening: socket.socket) -> None:
+        self._config, self._listening = config, listening
+        self._metrics, self._log = Metrics(), AccessLog()
+        self._supervisor = Supervisor(
+            config.engine, config.patience, self._metrics.engine_started, self._metrics.engine_report, self._engine_died
+        )
+        self._service = Service(
+            config.name,
+            self._supervisor,
+            self._metrics,
+            self._log,
+            config.keys,
+            config.queue_limit,
+            config.body_limit,
+        )
+        self._stop = asyncio.Event()
+
+    async def run(self, announce: Callable[[Started, str], None]) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signal)
+        http = _Uvicorn(
+            uvicorn.Config(
+                build_app(self._service),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=5,
+            )
+        )
+        serving = asyncio.ensure_future(http.serve(sockets=[self._listening]))
+        engine = asyncio.ensure_future(self._engine(announce))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((serving, engine, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if engine.done():
+                engine.result()
+            if self._service.started is not None:
+                await self._drain()
+            return 0
+        finally:
+            for task in (engine, stopping):
+                task.cancel()
+            await asyncio.gather(engine, stopping, return_exceptions=True)
+            await self._supervisor.stop(2.0)
+            http.should_exit = True
+            await asyncio.gather(serving, return_exceptions=True)
+            self._log.close()
+
+    async def _engine(self, announce: Callable[[Started, str], None]) -> None:
+        started = await self._supervisor.start()
+        self._service.loaded(started, ChatText(Path(self._config.engine.artifact)))
+        host, port = self._listening.getsockname()[:2]
+        announce(started, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        await self._supervisor.run()
+
+    async def _drain(self) -> None:
+        """Finish what was accepted, within the deadline."""
+        self._service.admission.drain()
+        self._log.event("draining", seconds=self._config.drain_seconds)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._service.admission.empty(), self._config.drain_seconds)
+
+    def _signal(self) -> None:
+        if self._stop.is_set():
+            self._supervisor.kill()
+            os._exit(_INTERRUPTED)
+        self._stop.set()
+
+    def _engine_died(self, words: str) -> None:
+        self._metrics.restarts.inc()
+        self._log.event("engine_died", reason=words)

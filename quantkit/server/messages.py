@@ -1,0 +1,104 @@
+"""What the HTTP front and the engine core process say to each other: typed msgpack over one ZeroMQ pair.
+
+Front to engine: one `Start`, then `Submit` and `Abort`, at last `Shutdown`. Engine to front: `Started` or `Failed`,
+then a `Report` after every step (or every second when idle), which is also the proof that the scheduler moves.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quantkit.runtime.request import EngineRequest, RequestOutput
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine process is asked to load and within which limits; None: the engine's own default."""
+
+    artifact: str
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_gib: float | None = None
+    prefix_caching: bool = True
+    threads: int | None = None
+    accept_ungated: bool = False
+
+
+class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
+    """The engine's first message: load this."""
+
+    options: EngineOptions
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
+    """Generate this. Stop strings are the front's business and stay there."""
+
+    request: EngineRequest
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
+    """Forget these requests; unknown or finished ones are no error."""
+
+    request_ids: list[str]
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
+    """Leave the loop and exit 0."""
+
+
+class Started(msgspec.Struct, tag="started", array_like=True, frozen=True, kw_only=True):
+    """What was loaded. Bytes and tokens as numbers; `payload_digest` is empty for an unquantized source."""
+
+    model: str
+    payload_digest: str
+    verdict: str
+    coverage: dict[str, str]
+    backend: str
+    weight_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    kv_format: str
+    block_size: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
+    """Loading failed; the process exits with `exit_code` after this."""
+
+    message: str
+    exit_code: int
+
+
+class Stats(msgspec.Struct, array_like=True, frozen=True):
+    """The scheduler's state after a step; counters count from the engine's start."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class Report(msgspec.Struct, tag="report", array_like=True, frozen=True):
+    """After a step, or every second without work. `step_seconds` is 0 when no step was made."""
+
+    outputs: list[RequestOutput]
+    stats: Stats
+    step_seconds: float
+
+
+ToEngine = Start | Submit | Abort | Shutdown
+FromEngine = Started | Failed | Report
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
