@@ -15,6 +15,7 @@ from quantkit.runtime.chat_template import ChatTemplate, Message
 from quantkit.runtime.detokenizer import Detokenizer
 from quantkit.runtime.sampling import SamplingParams
 
+
 def _byte_level() -> dict[str, int]:
     """GPT-2's alphabet of byte-level BPE: printable bytes stand for themselves, the others for U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
