@@ -177,7 +177,7 @@ def _randomise(parameters: Iterator[tuple[str, Any]], seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in parameters:
+        for _, parameter in parameters:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 2:
                 parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[1]))
