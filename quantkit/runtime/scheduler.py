@@ -111,8 +111,9 @@ class Scheduler:
             return
         unfit: list[Request] = []
         expecting: list[Request] = []
-        while len(self.running) < self.config.max_num_seqs and len(unfit) + len(expecting) <= self.config.max_bypass:
-            request = self.waiting.pop(now)
+        most, window = self.config.max_bypass, self.config.max_num_seqs + self.config.max_bypass
+        while len(self.running) < self.config.max_num_seqs and len(unfit) + len(expecting) <= window:
+            request = None if any(other.bypasses >= most for other in unfit) else self.waiting.pop(now)
             if request is None:
                 break
             if self._prompt_is_coming(request):
@@ -126,8 +127,6 @@ class Scheduler:
                     other.bypasses += 1
                 continue
             unfit.append(request)
-            if request.bypasses >= self.config.max_bypass:
-                break
         for request in (*unfit, *expecting):
             self.waiting.push(request)
         self._too_little = self._room if unfit and not expecting else None
