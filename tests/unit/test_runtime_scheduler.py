@@ -228,28 +228,23 @@ def test_answers_to_one_prompt_compute_it_once():
     assert all(block.ref_count == 4 for block in first.blocks[:9])
 
 
-def test_ten_thousand_queued_requests_cost_the_same_each_to_hold_and_to_cancel():
-    def cost(n):
-        bench = Bench(num_blocks=4, max_num_seqs=1)
-        blocker = bench.add(16, 17)
-        bench.step()
-        requests = [bench.request(8) for _ in range(n)]
-        begin = time.perf_counter()
-        for made in requests:
-            bench.scheduler.add(made)
-        for _ in range(20):
-            bench.scheduler.schedule(bench.now)
-        for made in requests:
-            bench.scheduler.remove(made)
-        spent = time.perf_counter() - begin
-        assert len(bench.scheduler.waiting) == 0
-        bench.scheduler.remove(blocker)
-        assert bench.pool.counts().free == 3
-        return spent / n
-
-    cost(100)
-    small, large = min(cost(500) for _ in range(3)), min(cost(10_000) for _ in range(3))
-    assert large < 5 * small
+def test_ten_thousand_queued_requests_are_cheap_to_hold_and_to_cancel():
+    bench = Bench(num_blocks=4, max_num_seqs=1)
+    blocker = bench.add(16, 17)
+    bench.step()
+    requests = [bench.request(8) for _ in range(10_000)]
+    begin = time.perf_counter()
+    for made in requests:
+        bench.scheduler.add(made)
+    for _ in range(20):
+        bench.scheduler.schedule(bench.now)
+    for made in requests:
+        bench.scheduler.remove(made)
+    each = (time.perf_counter() - begin) / 10_000
+    assert each < 50e-6  # one scan of the queue costs several times that
+    assert len(bench.scheduler.waiting) == 0
+    bench.scheduler.remove(blocker)
+    assert bench.pool.counts().free == 3
 
 
 def test_step_with_thousands_waiting_touches_few_of_them():
