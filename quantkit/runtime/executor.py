@@ -146,6 +146,10 @@ class Executor:
             for name in self.program.outputs
         }
 
+    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, D]`."""
+        return self._memory.k_cache[layer], self._memory.v_cache[layer]
+
     def clear_cache(self) -> None:
         """Zero the paged cache, so that nothing of earlier steps is left in it."""
         for cache in (*self._memory.k_cache.values(), *self._memory.v_cache.values()):
