@@ -1,0 +1,113 @@
+"""Runs everything a verdict rests on: baseline, noise floor, the artifact, the ladder; one executor at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from quantkit.artifact.read import Artifact
+from quantkit.formats.schemes import SCHEMES
+from quantkit.gate.data import EvalSet
+from quantkit.gate.evaluate import Baseline, Compared, Tick, Variant
+from quantkit.gate.rungs import INT4, INT8, baseline, count_parameters, rung
+from quantkit.gate.verdict import Coverage, Measured
+from quantkit.models import ModelSource
+
+FLOOR_WINDOWS = 4
+"""Windows of the noise floor: an invariant runtime gives zero on any of them."""
+LADDER = (INT8, INT4)
+
+
+class Progress(Protocol):
+    """Hears what the gate is at; a build's progress will do."""
+
+    def step(self, done: int, total: int, what: str) -> None:
+        """`done` of `total` tokens are through."""
+        ...
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was measured, each variant's comparison by name, and the seconds each took."""
+
+    measured: Measured
+    compared: dict[str, Compared]
+    seconds: dict[str, float]
+
+
+def measure(
+    artifact: Artifact,
+    source: ModelSource,
+    data: EvalSet,
+    work: Path,
+    *,
+    threads: int | None,
+    backend: str,
+    progress: Progress | None,
+) -> Results:
+    """Compare the artifact, and the ladder, with the baseline on `data`; `work` holds the baseline meanwhile."""
+    threads = threads or torch.get_num_threads()
+    reference = baseline(source, threads, backend)
+    candidate = Variant("the artifact", artifact.program, artifact, threads, backend)
+    floor = min(FLOOR_WINDOWS, len(data.windows))
+    total = data.tokens * (2 + len(LADDER)) + sum(len(window.ids) for window in data.windows[:floor])
+    told = _Told(progress, total)
+    compared: dict[str, Compared] = {}
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, compare: Callable[[Tick], Compared]) -> None:
+        began = time.monotonic()
+        compared[name] = compare(told.about(name))
+        seconds[name] = round(time.monotonic() - began, 2)
+
+    began = time.monotonic()
+    with Baseline(reference, data, work, told.about("baseline")) as base:
+        seconds["baseline"] = round(time.monotonic() - began, 2)
+        timed("noise floor", lambda tick: base.noise_floor(tick, windows=floor))
+        timed("artifact", lambda tick: base.compare(candidate, tick))
+        for name in LADDER:
+            variant = rung(source, name, threads, backend)
+            timed(name, lambda tick, variant=variant: base.compare(variant, tick))  # type: ignore[misc]
+    measured = Measured(
+        windows=data.windows,
+        candidate=compared["artifact"].scores,
+        ladder={name: compared[name].scores for name in LADDER},
+        floor=compared["noise floor"].scores,
+        parameters=count_parameters(reference.program),
+        least_bits=_least_bits(artifact),
+        coverage=_coverage(artifact, compared["artifact"].backend, threads),
+    )
+    return Results(measured, compared, seconds)
+
+
+class _Told:
+    """Adds up the tokens of all variants for one progress bar."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def about(self, what: str) -> Tick:
+        """A tick that names `what` is running."""
+
+        def tick(tokens: int) -> None:
+            self._done += tokens
+            if self._progress is not None:
+                self._progress.step(self._done, self._total, what)
+
+        return tick
+
+
+def _least_bits(artifact: Artifact) -> int:
+    schemes = [SCHEMES[weight.scheme] for weight in artifact.program.groups().values()]
+    return min((scheme.bits for scheme in schemes), default=16)
+
+
+def _coverage(artifact: Artifact, backend: str, threads: int) -> Coverage:
+    kind, _, isa = backend.partition(":")
+    formats = sorted({kv.format for kv in artifact.program.kv})
+    return Coverage(kind, isa, "exact", "+".join(formats), threads)

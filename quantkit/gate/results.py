@@ -1,0 +1,118 @@
+"""What was measured as plain data for `gate.json`: variants, domains, the worst items in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quantkit.gate.bootstrap import Estimate, Resampler, estimate
+from quantkit.gate.data import EvalSet, Window
+from quantkit.gate.evaluate import Choice, Compared
+from quantkit.gate.metrics import Scores, summarize
+from quantkit.gate.policy import Policy
+from quantkit.gate.verdict import Measured, domains_of
+from quantkit.runtime.text import ChatText
+
+WORST = 8
+"""Windows shown in full."""
+BEFORE, AFTER = 60, 16
+"""Tokens of context shown before and after the worst one."""
+
+
+def variant_row(compared: Compared, seconds: float) -> dict[str, Any]:
+    """One variant against the baseline."""
+    return {
+        **summarize(compared.scores).as_dict(),
+        "backend": compared.backend,
+        "weight_bytes": compared.weight_bytes,
+        "seconds": seconds,
+    }
+
+
+def data_table(data: EvalSet) -> dict[str, Any]:
+    """Where the held-out text came from, how much was used, and how it spreads over language and category."""
+    cells: dict[tuple[str, str], list[Window]] = {}
+    for window in data.windows:
+        cells.setdefault((window.language, window.category), []).append(window)
+    return {
+        "files": list(data.files),
+        "fingerprint": data.fingerprint,
+        "available": data.available,
+        "conversations": len(data.windows),
+        "tokens": data.tokens,
+        "scored": data.scored,
+        "cut": sum(window.cut for window in data.windows),
+        "cells": [
+            {
+                "language": language,
+                "category": category,
+                "conversations": len(windows),
+                "tokens": sum(len(window.ids) for window in windows),
+            }
+            for (language, category), windows in sorted(cells.items())
+        ],
+    }
+
+
+def domain_rows(measured: Measured, policy: Policy) -> list[dict[str, Any]]:
+    """Each language and category: the artifact's and the rungs' mean KL with intervals, same-top-1, P99."""
+    rows = []
+    for name, members in domains_of(measured.windows).items():
+        chosen = np.isin(measured.candidate.cluster, members)
+        kind, _, value = name.partition(" ")
+        candidate = measured.candidate.where(chosen)
+        rows.append(
+            {
+                "kind": kind,
+                "value": value,
+                "conversations": len(members),
+                "tokens": int(chosen.sum()),
+                "mean_kl": _interval(candidate, policy),
+                "p99_kl": float(np.quantile(candidate.kl, 0.99)),
+                "same_top1": float(candidate.same.mean()),
+                "ladder": {rung: _interval(scores.where(chosen), policy) for rung, scores in measured.ladder.items()},
+            }
+        )
+    return rows
+
+
+def worst_items(windows: Sequence[Window], compared: Compared, text: ChatText) -> list[dict[str, Any]]:
+    """The windows with the highest mean KL, each with the token where the artifact strays furthest.
+
+    Text is as the model reads it, special tokens by name; it's data from outside and must be escaped where shown.
+    """
+    scores = compared.scores
+    means = {int(i): float(scores.kl[scores.cluster == i].mean()) for i in np.unique(scores.cluster)}
+    found = {item.window: item for item in compared.worst}
+    rows = []
+    for index in sorted(means, key=lambda i: -means[i])[:WORST]:
+        item, window = found[index], windows[index]
+        at = item.position + 1
+        rows.append(
+            {
+                "id": window.id,
+                "language": window.language,
+                "category": window.category,
+                "mean_kl": means[index],
+                "kl": item.kl,
+                "position": at,
+                "before": text.decode(window.ids[max(0, at - BEFORE) : at], skip_special=False),
+                "token": text.token_text(window.ids[at]),
+                "after": text.decode(window.ids[at + 1 : at + 1 + AFTER], skip_special=False),
+                "baseline": _named(item.base, text),
+                "artifact": _named(item.candidate, text),
+            }
+        )
+    return rows
+
+
+def _named(choices: Sequence[Choice], text: ChatText) -> list[dict[str, Any]]:
+    return [{"token": text.token_text(c.token), "probability": c.probability} for c in choices]
+
+
+def _interval(scores: Scores, policy: Policy) -> dict[str, float]:
+    resampler = Resampler(scores.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
+    found: Estimate = estimate(resampler.mean(scores.kl), policy.confidence)
+    return vars(found).copy()

@@ -1,0 +1,202 @@
+"""From measurements to a verdict: every rule with its interval, limit and outcome, and what the verdict covers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from quantkit.gate.bootstrap import Estimate, Resampler, estimate
+from quantkit.gate.data import Window
+from quantkit.gate.metrics import Floats, Scores
+from quantkit.gate.policy import Domains, Limit, Policy, PolicyClass
+
+Outcome = Literal["pass", "fail", "inconclusive"]
+EXIT_CODES = {"pass": 0, "fail": 10, "inconclusive": 11, "pending-review": 12}
+
+EXACT_FLOOR = 0.0
+LOOSE_FLOOR = 1e-5
+"""Largest mean KL between two runs of the baseline: nothing on the native CPU backend, rounding elsewhere."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that had to hold. `value`, `low`, `high` and `limit` are shares of a rung where `share_of` names one.
+
+    `text` says it in a sentence, absolute numbers included.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    limit: float
+    side: Literal["upper", "lower"]
+    share_of: str | None
+    outcome: Outcome
+    text: str
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a verdict is about: it says nothing of another backend, instruction set, compute mode or KV format."""
+
+    backend: str
+    isa: str
+    compute: str
+    kv_format: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`verdict` is pass, fail, inconclusive or pending-review; `tokens` the outcome of the token rules alone.
+
+    `notes` name domains that stand out without failing; `waiver` is the reason a review was waived for.
+    """
+
+    verdict: str
+    tokens: Outcome
+    policy: str
+    policy_class: str
+    coverage: Coverage
+    rules: tuple[Rule, ...]
+    notes: tuple[str, ...]
+    waiver: str | None
+
+    @property
+    def exit_code(self) -> int:
+        """0, 10, 11 or 12."""
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def deciding(self) -> tuple[Rule, ...]:
+        """The rules whose outcome is the worst one met."""
+        return tuple(rule for rule in self.rules if rule.outcome == self.tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; the form of `evidence/gate/verdict.json`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the rules are decided on. `ladder`: scores of each rung on the same tokens; `floor`: the noise floor."""
+
+    windows: Sequence[Window]
+    candidate: Scores
+    ladder: Mapping[str, Scores]
+    floor: Scores
+    parameters: int
+    least_bits: int
+    coverage: Coverage
+
+
+def decide(policy: Policy, measured: Measured, waiver: str | None) -> Verdict:
+    """The verdict of `policy` on what was measured.
+
+    Fail when any rule fails, inconclusive when none fails and one straddles its limit; otherwise pass when a review
+    was waived and pending-review when not.
+    """
+    chosen = policy.class_for(measured.parameters, measured.least_bits)
+    resampler = Resampler(measured.candidate.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
+    rules = [_enough(policy, measured), _floor(measured)]
+    rules += [_limit(limit, chosen, policy, measured, resampler) for limit in chosen.limits]
+    notes: list[str] = []
+    if policy.domains is not None:
+        judged, notes = _domains(policy.domains, policy, measured)
+        rules += judged
+    worst: Outcome = "pass"
+    for outcome in ("inconclusive", "fail"):
+        if any(rule.outcome == outcome for rule in rules):
+            worst = outcome
+    passed = "pending-review" if waiver is None else "pass"
+    verdict = passed if worst == "pass" else worst
+    return Verdict(verdict, worst, policy.name, chosen.name, measured.coverage, tuple(rules), tuple(notes), waiver)
+
+
+def domains_of(windows: Sequence[Window]) -> dict[str, list[int]]:
+    """Window indices by domain: `language zh`, `category sql`, in a fixed order."""
+    found: dict[str, list[int]] = {}
+    for kind in ("language", "category"):
+        for value in sorted({getattr(window, kind) for window in windows}):
+            found[f"{kind} {value}"] = [i for i, window in enumerate(windows) if getattr(window, kind) == value]
+    return found
+
+
+def _limit(limit: Limit, chosen: PolicyClass, policy: Policy, measured: Measured, resampler: Resampler) -> Rule:
+    results = resampler.metric(limit.metric, measured.candidate)
+    absolute = estimate(results, policy.confidence)
+    if limit.share_of is None:
+        return _rule(limit.metric, absolute, limit, f"{_shown(limit.metric, absolute)}; {_limit_text(limit)}")
+    reference = resampler.metric(limit.metric, measured.ladder[limit.share_of])
+    shares = estimate(_ratio(results, reference), policy.confidence)
+    text = (
+        f"{_shown(limit.metric, absolute)}; {shares.value:.2f} × {limit.share_of}'s {reference[0]:.4g} "
+        f"({shares.low:.2f} to {shares.high:.2f}), {_limit_text(limit)}"
+    )
+    return _rule(limit.metric, shares, limit, text)
+
+
+def _rule(name: str, found: Estimate, limit: Limit, text: str) -> Rule:
+    upper = limit.upper is not None
+    inside = found.high <= limit.bound if upper else found.low >= limit.bound
+    outside = found.low > limit.bound if upper else found.high < limit.bound
+    outcome: Outcome = "pass" if inside else "fail" if outside else "inconclusive"
+    side: Literal["upper", "lower"] = "upper" if upper else "lower"
+    return Rule(name, found.value, found.low, found.high, limit.bound, side, limit.share_of, outcome, text)
+
+
+def _domains(domains: Domains, policy: Policy, measured: Measured) -> tuple[list[Rule], list[str]]:
+    """Rules that fail, and notes on domains that come near."""
+    rules, notes = [], []
+    limit = Limit(metric="mean_kl", upper=domains.fail_above, share_of=domains.share_of)
+    for name, members in domains_of(measured.windows).items():
+        chosen = np.isin(measured.candidate.cluster, members)
+        candidate, rung = measured.candidate.where(chosen), measured.ladder[domains.share_of].where(chosen)
+        if len(members) < 2:
+            continue
+        resampler = Resampler(candidate.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
+        ours, theirs = resampler.mean(candidate.kl), resampler.mean(rung.kl)
+        share = estimate(_ratio(ours, theirs), policy.confidence)
+        text = f"{name}: mean KL {ours[0]:.4g} is {share.value:.2f} × {domains.share_of}'s {theirs[0]:.4g} there"
+        if share.low > domains.fail_above:
+            rules.append(_rule(name, share, limit, f"{text} ({share.low:.2f} to {share.high:.2f})"))
+        elif share.value > domains.name_above:
+            notes.append(text)
+    return rules, notes
+
+
+def _enough(policy: Policy, measured: Measured) -> Rule:
+    tokens, conversations = len(measured.candidate.kl), len(measured.windows)
+    need = policy.need
+    enough = tokens >= need.tokens and conversations >= need.conversations
+    text = f"{tokens:,} tokens of {conversations} conversations; {need.tokens:,} and {need.conversations} are needed"
+    found, wanted = float(tokens), float(need.tokens)
+    return Rule("data", found, found, found, wanted, "lower", None, "pass" if enough else "inconclusive", text)
+
+
+def _floor(measured: Measured) -> Rule:
+    limit = EXACT_FLOOR if measured.coverage.backend == "cpu" else LOOSE_FLOOR
+    found = float(measured.floor.kl.mean())
+    text = f"the baseline against itself, batched and chunked otherwise: mean KL {found:.2g}, at most {limit:g} allowed"
+    outcome: Outcome = "pass" if found <= limit else "fail"
+    return Rule("noise_floor", found, found, found, limit, "upper", None, outcome, text)
+
+
+def _ratio(ours: Floats, theirs: Floats) -> Floats:
+    """ours / theirs; a rung that loses nothing counts as losing 1e-12, so that the ratio stays finite."""
+    return ours / np.maximum(theirs, 1e-12)
+
+
+def _shown(metric: str, found: Estimate) -> str:
+    if metric in ("same_top1", "lost_top1"):
+        return f"{metric} {found.value:.1%} ({found.low:.1%} to {found.high:.1%})"
+    return f"{metric} {found.value:.4g} ({found.low:.4g} to {found.high:.4g})"
+
+
+def _limit_text(limit: Limit) -> str:
+    unit = f" × {limit.share_of}" if limit.share_of else ""
+    return f"{'at most' if limit.upper is not None else 'at least'} {limit.bound:g}{unit} allowed"
