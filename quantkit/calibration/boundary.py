@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Boundary:
-    """float32 activations `[T, n]` of all calibration tokens by value name, filled and read a range of tokens at a time.
+    """float32 activations `[T, n]` of all calibration tokens by value name, filled and read by ranges of tokens.
 
     Args:
         widths: n by value name.
