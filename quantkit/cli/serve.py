@@ -21,6 +21,7 @@ def serve(
     kv_cache_gib: Annotated[float | None, typer.Option(help="Memory for the KV cache, GiB.")] = None,
     no_prefix_caching: Annotated[bool, typer.Option("--no-prefix-caching", help="Compute every prompt anew.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of the engine.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
     api_key: Annotated[
         list[str] | None, typer.Option(envvar="QUANTKIT_API_KEY", help="Key callers must bring.")
     ] = None,
@@ -34,24 +35,25 @@ def serve(
     """Serve an artifact over an OpenAI-compatible API."""
     from quantkit.server.lifecycle import ServeConfig
     from quantkit.server.lifecycle import serve as run
-    from quantkit.server.messages import EngineOptions
+    from quantkit.server.messages import LoadOptions
     from quantkit.server.supervisor import Patience
 
     def announce(started: Started, url: str) -> None:
-        for name, value in _table(started, url):
+        for name, value in _table(artifact, started, url):
             typer.echo(f"{name:>14}  {value}")
         typer.echo("ready")
 
     return run(
         ServeConfig(
-            EngineOptions(
-                artifact=str(artifact),
+            LoadOptions(
+                model=str(artifact),
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
                 max_num_batched_tokens=max_num_batched_tokens,
                 kv_cache_gib=kv_cache_gib,
-                prefix_caching=not no_prefix_caching,
+                enable_prefix_caching=not no_prefix_caching,
                 threads=threads,
+                backend=backend,
                 accept_ungated=accept_ungated,
             ),
             host=host,
@@ -67,13 +69,13 @@ def serve(
     )
 
 
-def _table(started: Started, url: str) -> list[tuple[str, str]]:
+def _table(model: Path, started: Started, url: str) -> list[tuple[str, str]]:
     limits = (
         f"{started.max_num_seqs} sequences, {started.max_num_batched_tokens} tokens a step, "
         f"{started.max_model_len} tokens a sequence"
     )
     return [
-        ("model", started.model),
+        ("model", str(model)),
         ("payload", started.payload_digest or "unquantized source"),
         ("verdict", started.verdict),
         ("backend", started.backend),

@@ -55,3 +55,13 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def unavailable(message: str, retry_after: int = 1) -> ApiError:
     """A 503: nothing wrong with the request, nobody to serve it now."""
     return ApiError(503, message, code="unavailable", retry_after=retry_after)
+
+
+def too_late(message: str) -> ApiError:
+    """A 504: the request's own deadline passed."""
+    return ApiError(504, message, param="deadline_ms", code="deadline_exceeded")
+
+
+def internal(message: str) -> ApiError:
+    """A 500: ours to mend."""
+    return ApiError(500, message)

@@ -30,7 +30,7 @@ class Piece:
 
 
 class Choice:
-    """The state of one choice between outputs. `finished` is set with the last piece.
+    """The state of one choice between outputs. `finish_reason` comes with the last piece.
 
     A token's log probabilities are shown when its text is: what a stop string swallows is not reported.
     """
@@ -40,7 +40,7 @@ class Choice:
         self.request_id = ""
         self.completion_tokens = 0
         self.cached_tokens = 0
-        self.finished = False
+        self.finish_reason: str | None = None
         self._detokenizer = text.detokenizer()
         self._scanner = StopScanner(params.stop)
         self._min_tokens = params.min_tokens
@@ -48,12 +48,20 @@ class Choice:
         self._shown = 0
         self._waiting: list[Token] = []
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.finish_reason is not None
+
     def take(self, outputs: Sequence[RequestOutput]) -> Piece:
-        """The piece that `outputs`, in order, make. Sets `finished` when they end the choice or a stop string does."""
+        """The piece that `outputs`, in order, make. A stop string ends the choice before they do."""
         piece = Piece()
         for output in outputs:
             self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
             for position, token in enumerate(output.token_ids):
+                if output.finish_reason == "stop" and position == len(output.token_ids) - 1:
+                    self.completion_tokens += 1
+                    break  # the token that stopped it is no text
                 if output.logprobs is not None:
                     self._waiting.append(Token(token, self._produced, output.logprobs[position]))
                 self.completion_tokens += 1
@@ -76,7 +84,7 @@ class Choice:
         return self._scanner.feed(text) if self.completion_tokens > self._min_tokens else text
 
     def _finish(self, piece: Piece, reason: str) -> Piece:
-        self.finished = True
+        self.finish_reason = reason
         self._shown += len(piece.text)
         whole = self._scanner.stopped is None
         piece.tokens = self._release(self._produced + 1 if whole else self._shown)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quantkit.runtime.request import EngineRequest, RequestOutput
 from quantkit.runtime.sampling import SamplingParams
-from quantkit.server.api_errors import ApiError, bad_request
+from quantkit.server.api_errors import ApiError, bad_request, internal, too_late
 from quantkit.server.choices import Choice, Piece
 from quantkit.server.inbox import Inbox
 from quantkit.server.metrics import Metrics
 from quantkit.server.records import Record
 from quantkit.server.supervisor import Supervisor
+
+_ERRORS: dict[str | None, Callable[[str], ApiError]] = {"refused": bad_request, "deadline": too_late}
+"""What a request's end with an error means to the caller, by the engine's reason."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,10 @@ class Generation:
     def _piece(self, choice: Choice, outputs: list[RequestOutput]) -> Piece:
         last = outputs[-1]
         if last.error is not None:
-            raise bad_request(last.error)
+            raise _ERRORS.get(last.finish_reason, internal)(last.error)
         piece = choice.take(outputs)
         if choice.finished and last.finish_reason is None:
-            self._supervisor.abort([choice.request_id])
-        if piece.finish_reason == "deadline" and choice.completion_tokens == 0:
-            raise ApiError(
-                504, "the deadline passed before the first token", param="deadline_ms", code="deadline_exceeded"
-            )
+            self._supervisor.abort([choice.request_id], finished=True)
         return piece
 
     def _observe(self, tokens: int) -> None:
@@ -127,6 +126,7 @@ class Generation:
         usage, record = self.usage(), self._record
         record.prompt_tokens, record.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]  # type: ignore[assignment]
         record.cached_tokens = sum(choice.cached_tokens for choice in self.choices)
+        record.finish_reason = ",".join(sorted({choice.finish_reason or "none" for choice in self.choices}))
         if record.first_token is not None:
             later = max(choice.completion_tokens for choice in self.choices) - 1
             if later > 0:

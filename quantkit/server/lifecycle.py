@@ -13,10 +13,9 @@ from pathlib import Path
 
 import uvicorn
 
-from quantkit.runtime.text import ChatText
 from quantkit.server.app import Service, build_app
 from quantkit.server.binding import listen
-from quantkit.server.messages import EngineOptions, Started
+from quantkit.server.messages import LoadOptions, Started
 from quantkit.server.metrics import Metrics
 from quantkit.server.records import AccessLog
 from quantkit.server.supervisor import Patience, Supervisor
@@ -28,7 +27,7 @@ _INTERRUPTED = 130
 class ServeConfig:
     """How to serve. Sizes in bytes, times in seconds; `port` 0 takes any free one."""
 
-    engine: EngineOptions
+    engine: LoadOptions
     host: str = "127.0.0.1"
     port: int = 8000
     keys: tuple[str, ...] = ()
@@ -42,7 +41,7 @@ class ServeConfig:
     @property
     def name(self) -> str:
         """The model's name in the API."""
-        return self.served_model_name or Path(self.engine.artifact).resolve().name
+        return self.served_model_name or Path(self.engine.model).resolve().name
 
 
 def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
@@ -119,10 +118,10 @@ class _Server:
             self._log.close()
 
     async def _engine(self, announce: Callable[[Started, str], None]) -> None:
-        started = await self._supervisor.start()
-        self._service.loaded(started, ChatText(Path(self._config.engine.artifact)))
+        link = await self._supervisor.start()
+        self._service.loaded(link.started, link.text)
         host, port = self._listening.getsockname()[:2]
-        announce(started, f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        announce(link.started, f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await self._supervisor.run()
 
     async def _drain(self) -> None:

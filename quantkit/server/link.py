@@ -19,19 +19,22 @@ import zmq
 import zmq.asyncio
 
 from quantkit.errors import PreflightError, QuantkitError
+from quantkit.runtime.text import ChatText
 from quantkit.server import messages
-from quantkit.server.messages import EngineOptions, Failed, FromEngine, Report, Start, Started, ToEngine
+from quantkit.server.messages import Failed, FromEngine, LoadOptions, Report, Start, Started, ToEngine
 
 
 class EngineLink:
-    """A started engine process and the socket to it."""
+    """A started engine process, the socket to it, what it loaded, and that model's text side."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, started: Started) -> None:
-        self._process, self._socket, self.started = process, socket, started
+    def __init__(
+        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, started: Started, text: ChatText
+    ) -> None:
+        self._process, self._socket, self.started, self.text = process, socket, started, text
 
     @classmethod
-    async def open(cls, context: zmq.asyncio.Context, options: EngineOptions) -> EngineLink:
-        """Start an engine process and wait until it has loaded `options.artifact`.
+    async def open(cls, context: zmq.asyncio.Context, options: LoadOptions) -> EngineLink:
+        """Start an engine process and wait until it has loaded `options.model`.
 
         Raises:
             QuantkitError: what the engine itself reported, with its exit code; or that it died without a word.
@@ -54,12 +57,12 @@ class EngineLink:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr,
             )
-            answer = await _first_answer(process, socket, options)
+            answer = await _first_answer(process, socket, Start(options, folder))
             if isinstance(answer, Failed):
                 error = QuantkitError(answer.message)
                 error.exit_code = answer.exit_code
                 raise error
-            return cls(process, socket, answer)
+            return cls(process, socket, answer, await asyncio.to_thread(ChatText, answer.text_folder))
         except BaseException:
             socket.close()
             if process is not None and process.returncode is None:
@@ -86,8 +89,7 @@ class EngineLink:
             return _ending(await self._process.wait())
         finally:
             receiving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await receiving
+            await asyncio.gather(receiving, return_exceptions=True)
 
     def kill(self) -> None:
         """End the process now."""
@@ -102,6 +104,10 @@ class EngineLink:
         except TimeoutError:
             self.kill()
             await self._process.wait()
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Let go of the socket."""
         self._socket.close()
 
     async def _receive(self, deliver: Callable[[Report], None]) -> None:
@@ -112,12 +118,12 @@ class EngineLink:
 
 
 async def _first_answer(
-    process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, options: EngineOptions
+    process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, start: Start
 ) -> Started | Failed:
     """The engine's answer to `Start`, or the error of a process that ended before giving one."""
 
     async def ask() -> FromEngine:
-        await socket.send(messages.encode(Start(options)))
+        await socket.send(messages.encode(start))
         return messages.decode_from_engine(await socket.recv())
 
     asking, ending = asyncio.ensure_future(ask()), asyncio.ensure_future(process.wait())
@@ -132,7 +138,7 @@ async def _first_answer(
                 return answer
         raise PreflightError(
             f"the engine process {_ending(await ending)} while loading",
-            where=options.artifact,
+            where=start.options.model,
             next="Its log is above.",
         )
     finally:

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import msgspec
 
+from quantkit.runtime.engine import EngineStats
 from quantkit.runtime.request import EngineRequest, RequestOutput
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine process is asked to load and within which limits; None: the engine's own default."""
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to load and within which limits, as `runtime.load.EngineOptions` has them; None: its default."""
 
-    artifact: str
+    model: str
+    """An artifact's folder, or the location of a source model to serve unquantized."""
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_gib: float | None = None
-    prefix_caching: bool = True
+    enable_prefix_caching: bool = True
     threads: int | None = None
+    backend: str | None = None
     accept_ungated: bool = False
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
-    """The engine's first message: load this."""
+    """The engine's first message: load this. `scratch` is a folder that lives until the front has read it."""
 
-    options: EngineOptions
+    options: LoadOptions
+    scratch: str
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
@@ -37,9 +41,10 @@ class Submit(msgspec.Struct, tag="submit", array_like=True, frozen=True):
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
-    """Forget these requests; unknown or finished ones are no error."""
+    """Forget these requests; unknown or ended ones are no error. `finished`: they got all they wanted."""
 
     request_ids: list[str]
+    finished: bool = False
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
@@ -47,9 +52,12 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
 
 
 class Started(msgspec.Struct, tag="started", array_like=True, frozen=True, kw_only=True):
-    """What was loaded. Bytes and tokens as numbers; `payload_digest` is empty for an unquantized source."""
+    """What was loaded. `payload_digest` is empty and `verdict` none for an unquantized source.
 
-    model: str
+    text_folder: where tokenizer and chat template lie.
+    """
+
+    text_folder: str
     payload_digest: str
     verdict: str
     coverage: dict[str, str]
@@ -58,7 +66,6 @@ class Started(msgspec.Struct, tag="started", array_like=True, frozen=True, kw_on
     kv_bytes: int
     kv_tokens: int
     kv_format: str
-    block_size: int
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
@@ -72,27 +79,14 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     exit_code: int
 
 
-class Stats(msgspec.Struct, array_like=True, frozen=True):
-    """The scheduler's state after a step; counters count from the engine's start."""
-
-    running: int
-    waiting: int
-    blocks_total: int
-    blocks_used: int
-    blocks_cached: int
-    prefix_queries: int
-    prefix_hits: int
-    preemptions: int
-    steps: int
-    prompt_tokens: int
-    generated_tokens: int
-
-
 class Report(msgspec.Struct, tag="report", array_like=True, frozen=True):
-    """After a step, or every second without work. `step_seconds` is 0 when no step was made."""
+    """After a step, or every second without work. `step_seconds` is 0 when no step was made.
+
+    A request the engine would not take ends with finish reason `refused`.
+    """
 
     outputs: list[RequestOutput]
-    stats: Stats
+    stats: EngineStats
     step_seconds: float
 
 

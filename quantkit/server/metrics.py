@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from quantkit.server.messages import Report, Started, Stats
+from quantkit.runtime.engine import EngineStats
+from quantkit.server.messages import Report, Started
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -77,11 +78,11 @@ class Metrics:
         """The exposition format."""
         return generate_latest(self.registry)
 
-    def _blocks(self, stats: Stats) -> None:
+    def _blocks(self, stats: EngineStats) -> None:
         for state, blocks in (
             ("used", stats.blocks_used),
             ("cached", stats.blocks_cached),
-            ("free", stats.blocks_total - stats.blocks_used - stats.blocks_cached),
+            ("free", stats.blocks_free),
         ):
             self._kv_blocks.labels(state).set(blocks)
         self._kv_usage.set(stats.blocks_used / max(1, stats.blocks_total))

@@ -16,7 +16,7 @@ from quantkit.runtime.request import EngineRequest
 from quantkit.server.api_errors import unavailable
 from quantkit.server.inbox import Inbox
 from quantkit.server.link import EngineLink
-from quantkit.server.messages import Abort, EngineOptions, Report, Started, Submit
+from quantkit.server.messages import Abort, LoadOptions, Report, Started, Submit
 
 _WATCH_SECONDS = 0.5
 
@@ -25,8 +25,6 @@ _WATCH_SECONDS = 0.5
 class Patience:
     """When an engine counts as stuck, and how often it may die. Times in seconds."""
 
-    stale: float = 15.0
-    """Without a report for this long the server is not ready."""
     hung: float = 120.0
     """Without a report for this long the engine is ended and restarted."""
     restarts: int = 3
@@ -35,12 +33,17 @@ class Patience:
     backoff: float = 0.5
     """Wait before the first restart; doubles with each further one in the window."""
 
+    @property
+    def stale(self) -> float:
+        """Without a report for this long the server is not ready."""
+        return min(15.0, self.hung / 2)
+
 
 @dataclass
 class Supervisor:
     """The engine as the API sees it. The three callbacks are told everything, for metrics and log."""
 
-    options: EngineOptions
+    options: LoadOptions
     patience: Patience
     on_start: Callable[[Started], None]
     on_report: Callable[[Report], None]
@@ -53,12 +56,12 @@ class Supervisor:
     _deaths: deque[float] = field(default_factory=deque)
     _hung: bool = False
 
-    async def start(self) -> Started:
+    async def start(self) -> EngineLink:
         """Load the model for the first time; a failure is the caller's."""
         self._link = await EngineLink.open(self._context, self.options)
         self._last_report = time.monotonic()
         self.on_start(self._link.started)
-        return self._link.started
+        return self._link
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -101,11 +104,11 @@ class Supervisor:
         self._inboxes[request.request_id] = inbox
         self._link.send(Submit(request))
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests here and in the engine."""
+    def abort(self, request_ids: Iterable[str], *, finished: bool = False) -> None:
+        """Forget these requests here and in the engine; `finished` when they got all they wanted."""
         known = [name for name in request_ids if self._inboxes.pop(name, None) is not None]
         if known and self._link is not None:
-            self._link.send(Abort(known))
+            self._link.send(Abort(known, finished))
 
     def dead(self) -> str:
         """Why there is no engine now; empty when there is one."""
@@ -134,6 +137,8 @@ class Supervisor:
         self.on_report(report)
 
     def _bury(self, words: str) -> None:
+        if self._link is not None:
+            self._link.disconnect()
         self._link, self._hung, self._last_words = None, False, f"{words}; it is being restarted"
         self._fail_all(words)
         self.on_death(words)

@@ -40,7 +40,7 @@ def test_loopback_needs_no_key(host):
 
 @pytest.mark.parametrize(("host", "port"), [("not a host", 1), ("127.0.0.1", 70000)])
 def test_an_address_that_is_none_is_refused(host, port):
-    with pytest.raises(RecipeError, match="cannot listen|not a port"):
+    with pytest.raises(RecipeError, match=r"cannot listen|not a port"):
         listen(host, port, keyless=True, insecure=False)
 
 

@@ -1,0 +1,1 @@
+"""Measuring an artifact on this machine: throughput now; load, knee and tuning beside it later."""

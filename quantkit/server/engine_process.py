@@ -1,0 +1,131 @@
+"""The engine core process: loads what it is told, then steps while there is work. Knows nothing of text or HTTP.
+
+python -m quantkit.server.engine_process ADDRESS PARENT_PID
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import zmq
+
+from quantkit.errors import QuantkitError, RequestError
+from quantkit.runtime.engine import EngineCore
+from quantkit.runtime.request import RequestOutput
+from quantkit.server import messages
+from quantkit.server.messages import Abort, Failed, LoadOptions, Report, Start, Started, Submit
+
+if TYPE_CHECKING:
+    from quantkit.runtime.load import Loaded
+
+_IDLE_MS = 500
+"""Between reports while there is nothing to do."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(address: str, parent: int) -> int:
+    """Serve the front at `address`; the exit code."""
+    _die_with(parent)
+    faulthandler.enable()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 2000)
+        socket.connect(address)
+        start = messages.decode_to_engine(socket.recv())
+        if not isinstance(start, Start):
+            raise TypeError(f"expected Start, got {type(start).__name__}")
+        try:
+            loaded, started = _load(start)
+        except QuantkitError as error:
+            socket.send(messages.encode(Failed(error.line(), error.exit_code)))
+            return error.exit_code
+        except Exception as error:  # noqa: BLE001 (whatever it is, the front must hear of it)
+            traceback.print_exc()
+            socket.send(messages.encode(Failed(f"internal error while loading: {type(error).__name__}: {error}", 1)))
+            return 1
+        socket.send(messages.encode(started))
+        gc.collect()
+        gc.freeze()
+        _serve(loaded.core, socket)
+    return 0
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent dies, however it dies (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _load(start: Start) -> tuple[Loaded, Started]:
+    from quantkit.artifact.layout import MANIFEST
+    from quantkit.models.source import open_source
+    from quantkit.runtime.load import EngineOptions, load_artifact, load_source
+
+    asked = start.options
+    given = {name: value for name in LoadOptions.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    del given["model"]
+    options, folder = EngineOptions(**given), Path(asked.model)
+    if (folder / MANIFEST).is_file():
+        loaded, text_folder = load_artifact(folder, options), folder
+    else:
+        loaded, text_folder = load_source(asked.model, options), Path(start.scratch)
+        open_source(asked.model).write_tokenizer(text_folder)
+    config = loaded.core.config
+    return loaded, Started(
+        text_folder=str(text_folder),
+        payload_digest=loaded.payload_digest,
+        verdict=loaded.standing.verdict,
+        coverage=dict(loaded.standing.coverage),
+        backend=loaded.executor.backend_name,
+        weight_bytes=loaded.executor.weight_bytes,
+        kv_bytes=loaded.memory.kv_bytes,
+        kv_tokens=loaded.memory.kv_tokens,
+        kv_format=loaded.kv_format,
+        vocab_size=config.vocab_size,
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+    )
+
+
+def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+    """Take what has come, step, report; without work, wait for the socket."""
+    while True:
+        if not core.has_work():
+            socket.poll(_IDLE_MS)
+        refused: list[RequestOutput] = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                message = messages.decode_to_engine(socket.recv(zmq.NOBLOCK))
+                if isinstance(message, Submit):
+                    try:
+                        core.add_request(message.request)
+                    except RequestError as error:
+                        name = message.request.request_id
+                        refused.append(RequestOutput(name, [], finish_reason="refused", error=error.line()))
+                elif isinstance(message, Abort):
+                    for name in message.request_ids:
+                        core.abort(name, finished=message.finished)
+                else:
+                    return
+        began = time.perf_counter()
+        outputs = core.step() if core.has_work() else []
+        seconds = time.perf_counter() - began if outputs else 0.0
+        socket.send(messages.encode(Report(refused + outputs, core.stats(), seconds)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -1,0 +1,166 @@
+"""Start, death, hang, drain and refusal of a server, with real processes."""
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e import serving
+from tests.e2e.serving import Server, eventually
+from tests.tiny import make_checkpoint
+
+CHAT = "/v1/chat/completions"
+OPTIONS = ("--accept-ungated", "--threads", "1", "--max-model-len", "4000", "--kv-cache-gib", "0.05")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return make_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny", "llama", max_position_embeddings=4096)
+
+
+def body(tokens=4, **fields):
+    message = {"role": "user", "content": "hello"}
+    return {"messages": [message], "max_tokens": tokens, "ignore_eos": True} | fields
+
+
+class Stream(threading.Thread):
+    """A streamed request running beside the test; `started` once its first event is there."""
+
+    def __init__(self, server, tokens):
+        super().__init__(daemon=True)
+        self.server, self.tokens = server, tokens
+        self.started = threading.Event()
+        self.events = []
+        self.start()
+        assert self.started.wait(20)
+
+    def run(self):
+        with self.server.client() as client, client.stream("POST", CHAT, json=body(self.tokens, stream=True)) as answer:
+            for line in answer.iter_lines():
+                if line:
+                    self.events.append(line.removeprefix("data: "))
+                    self.started.set()
+
+    def result(self):
+        self.join(30)
+        assert not self.is_alive()
+        assert self.events.pop() == "[DONE]"
+        return [json.loads(event) for event in self.events]
+
+
+def ready(server):
+    with server.client() as client:
+        return client.get("/ready").status_code == 200
+
+
+def test_a_killed_engine_fails_what_it_held_and_comes_back(tiny):
+    with Server(tiny, *OPTIONS) as server:
+        streaming = Stream(server, 3000)
+        with ThreadPoolExecutor(1) as pool, server.client() as client:
+            waiting = pool.submit(client.post, CHAT, json=body(3000))
+            assert eventually(lambda: server.metric("quantkit_requests_in_flight") == 2)
+            server.engine().kill()
+            assert waiting.result(20).status_code == 503
+            assert "was killed by SIGKILL" in streaming.result()[-1]["error"]["message"]
+            refused = client.post(CHAT, json=body())
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "unavailable"
+            assert client.get("/health").status_code == 200
+            assert not ready(server)
+            assert eventually(lambda: ready(server), 30)
+            assert client.post(CHAT, json=body()).status_code == 200
+        assert server.metric("quantkit_engine_deaths_total") == 1
+
+
+def test_a_hung_engine_is_not_ready_and_is_replaced(tiny):
+    with Server(tiny, *OPTIONS, "--hang-seconds", "4") as server:
+        first = server.engine()
+        first.suspend()
+        assert eventually(lambda: not ready(server))
+        assert eventually(lambda: not first.is_running(), 30)
+        assert eventually(lambda: ready(server), 30)
+        assert server.engine().pid != first.pid
+
+
+def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(tiny):
+    with Server(tiny, *OPTIONS) as server, server.client() as client:
+        streaming = Stream(server, 1500)
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: not ready(server))
+        assert client.post(CHAT, json=body()).status_code == 503
+        events = streaming.result()
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        engine = server.engine()
+        assert server.process.wait(20) == 0
+        assert not engine.is_running()
+
+
+def test_a_second_signal_ends_a_drain_at_once(tiny):
+    with Server(tiny, *OPTIONS) as server:
+        Stream(server, 3900)
+        engine = server.engine()
+        server.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: not ready(server))
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 130
+        assert time.monotonic() - began < 3
+        assert eventually(lambda: not engine.is_running())
+
+
+def test_a_drain_past_its_deadline_fails_what_is_left_and_exits_0(tiny):
+    with Server(tiny, *OPTIONS, "--drain-seconds", "0.2") as server:
+        streaming = Stream(server, 3900)
+        server.process.send_signal(signal.SIGTERM)
+        assert "shutting down" in streaming.result()[-1]["error"]["message"]
+        assert server.process.wait(20) == 0
+
+
+def test_the_engine_dies_with_a_killed_front(tiny):
+    with Server(tiny, *OPTIONS, "--api-key", "secret", "--max-num-seqs", "1", "--queue-limit", "1") as server:
+        engine = server.engine()
+        with server.client() as stranger:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+                refused = stranger.post(CHAT, json=body(), headers=headers)
+                assert refused.status_code == 401
+                assert refused.json()["error"]["type"] == "authentication_error"
+            assert stranger.get("/health").status_code == stranger.get("/ready").status_code == 200
+        with server.client(headers={"Authorization": "Bearer secret"}) as client, ThreadPoolExecutor(2) as pool:
+            assert client.post(CHAT, json=body()).status_code == 200
+            held = [pool.submit(client.post, CHAT, json=body(3000)) for _ in range(2)]
+            assert eventually(lambda: client.post(CHAT, json=body()).status_code == 429)
+            full = client.post(CHAT, json=body())
+            assert full.status_code == 429
+            assert int(full.headers["Retry-After"]) >= 1
+            server.process.kill()
+            server.process.wait(10)
+            assert eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+            for request in held:
+                assert isinstance(request.exception(20), httpx.TransportError)
+
+
+def run(*arguments):
+    return subprocess.run([*serving.COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_taken_port_ends_the_start_before_anything_is_loaded(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run(str(tmp_path / "nothing here"), "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 3
+    assert "is taken by process" in done.stderr
+
+
+def test_an_artifact_that_cannot_be_loaded_ends_the_start_with_the_engines_words(tmp_path):
+    done = run(str(tmp_path), "--port", "0")
+    assert done.returncode == 3
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("quantkit:")]
+    assert str(tmp_path) in line
