@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,7 +30,9 @@ class Boundary:
                 continue
             path = folder / f"boundary-{id(self):x}-{index}.f32"
             self._paths.append(path)
-            self._arrays[name] = np.memmap(path, np.float32, "w+", shape=(tokens, width))
+            with path.open("wb") as file:  # room taken now: a disk that fills later would be a SIGBUS
+                os.posix_fallocate(file.fileno(), 0, tokens * width * 4)
+            self._arrays[name] = np.memmap(path, np.float32, "r+", shape=(tokens, width))
 
     def get(self, start: int, stop: int) -> dict[str, Tensor]:
         """Tokens `[start, stop)` of every value, as copies."""
