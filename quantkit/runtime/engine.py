@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -193,6 +194,11 @@ class EngineCore:
         config, params = self.config, asked.params
         if asked.request_id in self._requests:
             raise RequestError(f"request id {asked.request_id!r} is already in use")
+        if isinstance(asked.priority, bool) or not isinstance(asked.priority, int):
+            raise RequestError(f"priority must be an integer, got {asked.priority!r}")
+        late = asked.deadline_ms
+        if late is not None and not (isinstance(late, int | float) and math.isfinite(late) and late > 0):
+            raise RequestError(f"deadline_ms must be greater than 0, got {late!r}")
         params.check_vocabulary(config.vocab_size)
         prompt = _prompt(asked, config.vocab_size)
         limit = config.scheduler.max_model_len
@@ -207,7 +213,7 @@ class EngineCore:
         room = min(limit, self.pool.total * config.scheduler.block_size + 1)
         most = room - len(prompt) if params.max_tokens is None else params.max_tokens
         now, number = self._clock(), self._accepted
-        deadline = None if asked.deadline_ms is None else now + asked.deadline_ms / 1000
+        deadline = None if late is None else now + late / 1000
         seed = params.seed if params.seed is not None else int(uniform(config.seed, number) * 2**53)
         own_stops = frozenset() if params.ignore_eos else config.stop_token_ids
         return Request(
@@ -286,7 +292,10 @@ def _prompt(asked: EngineRequest, vocab_size: int) -> NDArray[np.int32]:
     """The prompt as int32 `[n]`; RequestError when it is empty or names ids the vocabulary lacks."""
     if not len(asked.token_ids):
         raise RequestError("the prompt is empty")
-    ids = np.asarray(asked.token_ids)
+    try:
+        ids = np.asarray(asked.token_ids)
+    except (ValueError, TypeError):
+        raise RequestError("the prompt must be a list of token ids") from None
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
         raise RequestError("the prompt must be a list of token ids")
     low, high = int(ids.min()), int(ids.max())

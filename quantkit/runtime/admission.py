@@ -1,0 +1,87 @@
+"""Whether an artifact may be served here: what the gate found, and whether that finding covers this machine.
+
+The verdict is read as plain JSON (`evidence/gate/verdict.json`): serving must not need the gate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantkit.errors import CheckpointError, QuantkitError
+
+VERDICT = Path("evidence") / "gate" / "verdict.json"
+_COVERED = ("backend", "isa", "compute", "kv_format")
+
+
+class NotAdmitted(QuantkitError):
+    """An artifact that must not be served: the gate failed it, or never judged it for this machine."""
+
+    exit_code = 10
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is known of an artifact. `verdict`: pass, fail, inconclusive, pending-review, or none.
+
+    coverage: what the verdict is about, by name (backend, isa, compute, kv_format). rules: those that decided.
+    """
+
+    verdict: str
+    coverage: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Mapping[str, Any], ...] = ()
+
+    def covers(self, target: Mapping[str, str]) -> bool:
+        """Whether the verdict is about `target`."""
+        return self.verdict != "none" and all(self.coverage.get(name) == target[name] for name in _COVERED)
+
+    def admit(self, target: Mapping[str, str], *, accept_ungated: bool, where: str) -> None:
+        """NotAdmitted unless the artifact may serve on `target` (see `target_of`).
+
+        A failed artifact is never served; one without a verdict on this target only with `accept_ungated`.
+        """
+        if self.verdict == "fail":
+            broken = [rule.get("text") or rule.get("name") for rule in self.rules if rule.get("outcome") == "fail"]
+            raise NotAdmitted(
+                f"the gate failed this artifact{f' ({broken[0]})' if broken else ''}",
+                where=where,
+                next="See its gate report; build again with more bits",
+            )
+        if self.covers(target) or accept_ungated:
+            return
+        here = " ".join(target[name] for name in _COVERED)
+        about = " ".join(self.coverage.get(name, "?") for name in _COVERED)
+        what = "no verdict" if self.verdict == "none" else f"the verdict covers {about}, not"
+        raise NotAdmitted(
+            f"{what} {here}" if self.coverage else f"no gate verdict covers {here}",
+            where=where,
+            next="Run `quantkit gate` here, or pass --accept-ungated",
+        )
+
+
+def target_of(backend_name: str, kv_format: str) -> dict[str, str]:
+    """What a verdict must cover to speak for this runtime: `backend_name` as the executor gives it (`cpu:avx2`)."""
+    backend, _, isa = backend_name.partition(":")
+    return {"backend": backend, "isa": isa, "compute": "exact", "kv_format": kv_format}
+
+
+def read_standing(folder: Path, payload_digest: str) -> Standing:
+    """The artifact's standing; a verdict on another payload counts as none.
+
+    Raises:
+        CheckpointError: a verdict file that is not one.
+    """
+    path = folder / VERDICT
+    if not path.is_file():
+        return Standing("none")
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        if found["payload_digest"] != payload_digest:
+            return Standing("none")
+        coverage = {name: str(value) for name, value in found["coverage"].items()}
+        return Standing(str(found["verdict"]), coverage, tuple(found.get("rules", ())))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"not a gate verdict ({error!r})", where=str(path)) from error

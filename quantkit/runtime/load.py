@@ -1,0 +1,164 @@
+"""From an artifact, or from a source model unquantized, to an engine core ready to step."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quantkit.artifact.read import open_artifact
+from quantkit.errors import RecipeError
+from quantkit.models.source import open_source
+from quantkit.models.source_weights import SourceWeights
+from quantkit.program import Program, WeightProvider, build_program, fuse, lower_precision
+from quantkit.runtime.admission import Standing, read_standing, target_of
+from quantkit.runtime.engine import EngineConfig, EngineCore
+from quantkit.runtime.executor import Executor
+from quantkit.runtime.memory import MemoryPlan, plan_memory
+from quantkit.runtime.scheduler import SchedulerConfig
+from quantkit.runtime.text import ChatText
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How to serve a model.
+
+    max_model_len: longest prompt and answer together; None: what the model was made for. kv_cache_gib: None: what the
+    limits need, at most 2 GiB and 90 % of what memory is left beside the weights. threads: None: the cores there are.
+    backend: auto, cpu or reference.
+    """
+
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    kv_cache_gib: float | None = None
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    max_utilization: bool = False
+    """Admit by prompt alone and preempt when blocks run out, instead of admitting only what can finish."""
+    threads: int | None = None
+    backend: str = "auto"
+    accept_ungated: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_num_seqs",
+            "max_model_len",
+            "max_num_batched_tokens",
+            "kv_cache_gib",
+            "block_size",
+            "threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise RecipeError(f"{name} must be greater than 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to serve. `standing` and `payload_digest` say "none" and "" for an unquantized source."""
+
+    core: EngineCore
+    executor: Executor
+    text: ChatText
+    memory: MemoryPlan
+    max_model_len: int
+    kv_format: str
+    standing: Standing
+    payload_digest: str
+    target: dict[str, str] = field(default_factory=dict)
+
+
+def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loaded:
+    """Open, verify, admit and load an artifact.
+
+    Raises:
+        CheckpointError: it cannot be read or trusted. NotAdmitted: it may not serve here. RecipeError, PreflightError:
+        options that contradict the model, or memory that is not there.
+    """
+    options = options or EngineOptions()
+    artifact = open_artifact(Path(path))
+    standing = read_standing(artifact.folder, artifact.payload_digest)
+    if standing.verdict == "fail":  # known before any weight is read
+        standing.admit({}, accept_ungated=False, where=str(path))
+    executor, memory, length = load_executor(artifact.program, artifact, options)
+    kv_format = _kv_format(artifact.program)
+    target = target_of(executor.backend_name, kv_format)
+    standing.admit(target, accept_ungated=options.accept_ungated, where=str(path))
+    text = ChatText(artifact.folder)
+    core = _core(executor, text, memory, length, options, f"{artifact.payload_digest} {kv_format}")
+    return Loaded(core, executor, text, memory, length, kv_format, standing, artifact.payload_digest, target)
+
+
+def load_source(
+    location: str, options: EngineOptions | None = None, *, kv_format: str = "FP32", base: Path = Path(".")
+) -> Loaded:
+    """Load a source model unquantized, weights in the source's own type, keys and values as `kv_format` (no INT8)."""
+    options = options or EngineOptions()
+    if kv_format not in ("FP32", "FP16", "BF16"):
+        raise RecipeError(f"an unquantized model has no {kv_format} cache", next="Choose FP32, FP16 or BF16")
+    source = open_source(location, base=base)
+    program = lower_precision(fuse(build_program(source.spec)), {}, kv_format)
+    executor, memory, length = load_executor(program, SourceWeights(source), options)
+    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
+        source.write_tokenizer(Path(folder))
+        text = ChatText(folder)
+    core = _core(executor, text, memory, length, options, f"{source.fingerprint()} {kv_format}")
+    target = target_of(executor.backend_name, kv_format)
+    return Loaded(core, executor, text, memory, length, kv_format, Standing("none"), "", target)
+
+
+def load_executor(
+    program: Program, weights: WeightProvider, options: EngineOptions
+) -> tuple[Executor, MemoryPlan, int]:
+    """An executor for `program` within `options`, what memory it was given, and the longest sequence it takes."""
+    length = program.max_position if options.max_model_len is None else options.max_model_len
+    if length > program.max_position:
+        raise RecipeError(f"max_model_len {length} exceeds the {program.max_position} positions the model was made for")
+    memory = plan_memory(
+        program,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=length,
+        block_size=options.block_size,
+        kv_cache_bytes=None if options.kv_cache_gib is None else int(options.kv_cache_gib * (1 << 30)),
+    )
+    executor = Executor(
+        program,
+        weights,
+        max_tokens=options.max_num_batched_tokens,
+        max_seqs=options.max_num_seqs,
+        max_rows=options.max_num_seqs,
+        num_blocks=memory.num_blocks,
+        block_size=options.block_size,
+        max_model_len=length,
+        threads=options.threads,
+        backend=options.backend,
+    )
+    return executor, memory, length
+
+
+def _core(
+    executor: Executor, text: ChatText, memory: MemoryPlan, length: int, options: EngineOptions, identity: str
+) -> EngineCore:
+    scheduler = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=length,
+        block_size=options.block_size,
+        admission="max-utilization" if options.max_utilization else "no-evict",
+    )
+    config = EngineConfig(
+        vocab_size=executor.program.vocab_size,
+        num_blocks=memory.num_blocks,
+        scheduler=scheduler,
+        stop_token_ids=text.stop_token_ids,
+        enable_prefix_caching=options.enable_prefix_caching,
+        cache_identity=identity,
+        seed=options.seed,
+    )
+    return EngineCore(executor, config)
+
+
+def _kv_format(program: Program) -> str:
+    return "+".join(sorted({kv.format for kv in program.kv}))
