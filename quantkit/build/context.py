@@ -9,35 +9,47 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quantkit.build.decisions import Decisions, decide
-from quantkit.models import open_source
+from quantkit.errors import RecipeError
+from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
+from quantkit.models.safetensors_reader import load_json
 from quantkit.program import build_program, fuse
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
-
-if TYPE_CHECKING:
-    from quantkit.models import ModelSource
+from quantkit_kernels import cpu
 
 _LIBRARIES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "gguf")
+_DEFAULT_LENGTH = 2048
+_WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
-class Context:
-    """One build's givens. `program` is fused and unquantized; `threads` is what numerics run on."""
+class Outline:
+    """What recipe and config.json say, before any weight is read. `program` is fused and unquantized."""
 
     loaded: LoadedRecipe
-    source: ModelSource
+    spec: DecoderSpec
     program: Program
     decisions: Decisions
+    max_model_len: int
+
+    def data_files(self, section: str) -> list[Path]:
+        """The JSONL files of `calibration` or `gate`, all there; RecipeError names the line of one that is not."""
+        texts = self.loaded.recipe.calibration.data if section == "calibration" else self.loaded.recipe.gate.data
+        return [self.loaded.file(text, section, "data", i) for i, text in enumerate(texts)]
+
+
+@dataclass(frozen=True)
+class Context(Outline):
+    """One build's givens: the outline, the opened source, and the threads that numerics run on."""
+
+    source: ModelSource
     threads: int
 
     @cached_property
     def environment(self) -> dict[str, str | int]:
         """What the bytes of a build depend on beside recipe, source and our own code."""
-        from quantkit_kernels import cpu
-
         versions = {name: _version(name) for name in _LIBRARIES}
         facts = {"python": platform.python_version(), "machine": platform.machine(), "isa": cpu.isa()}
         return {**facts, **versions, "threads": self.threads}
@@ -47,11 +59,6 @@ class Context:
         """sha256 over the source's files."""
         return self.source.fingerprint()
 
-    def data_files(self, section: str) -> list[Path]:
-        """The JSONL files of `calibration` or `gate`, all there; RecipeError names the line of one that is not."""
-        texts = self.loaded.recipe.calibration.data if section == "calibration" else self.loaded.recipe.gate.data
-        return [self.loaded.file(text, section, "data", i) for i, text in enumerate(texts)]
-
     def data_digests(self, section: str) -> list[str]:
         """sha256 of each data file."""
         return [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.data_files(section)]
@@ -60,8 +67,36 @@ class Context:
 def open_context(loaded: LoadedRecipe) -> Context:
     """Open the source and settle everything that needs no weights; all static problems are raised here."""
     source = open_source(loaded.recipe.model.source, base=loaded.base)
-    program = fuse(build_program(source.spec))
-    return Context(loaded, source, program, decide(loaded, program), thread_count())
+    return Context(**vars(outline(loaded, source.spec)), source=source, threads=thread_count())
+
+
+def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
+    """The recipe laid over an architecture; raises every static problem, with the recipe's line."""
+    program = fuse(build_program(spec))
+    made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
+    for section in ("calibration", "gate"):
+        made.data_files(section)
+    return made
+
+
+def outline_without_weights(loaded: LoadedRecipe) -> Outline | None:
+    """The outline from a folder that holds config.json and no weights; None for any other source."""
+    folder = loaded.base / Path(loaded.recipe.model.source).expanduser()
+    config = folder / "config.json"
+    if not config.is_file() or any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
+        return None
+    return outline(loaded, spec_from_config(load_json(config), str(config)))
+
+
+def _served_length(loaded: LoadedRecipe, program: Program) -> int:
+    """Tokens of prompt and answer together that the artifact is made for; RecipeError beyond the model's limit."""
+    wanted = loaded.recipe.runtime.max_model_len
+    if wanted is not None and wanted > program.max_position:
+        raise RecipeError(
+            f"max_model_len {wanted} exceeds the model's {program.max_position} positions",
+            where=loaded.where("runtime", "max_model_len"),
+        )
+    return wanted or min(_DEFAULT_LENGTH, program.max_position)
 
 
 def thread_count() -> int:

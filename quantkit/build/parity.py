@@ -6,7 +6,7 @@ our reader just before they run and lose them after; ours runs as slices of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, NumericsError
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program import slices
 from quantkit.program.ir import Program
@@ -28,6 +28,11 @@ LIMIT = 2e-3
 """Greatest logit difference, as a share of the largest logit: float32 sums in another order stay far below, a wrong
 rope, norm or mask far above."""
 _BLOCK = 16
+_CHUNK = 1 << 22
+
+
+Step = Callable[[int, int, str], None]
+"""Hears (done, total, what)."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,17 @@ class Parity:
     backend: str
 
 
-def import_parity(source: ModelSource, program: Program, prompts: Sequence[list[int]]) -> Parity:
-    """Compare the two on `prompts` (token ids); CheckpointError when they disagree or give NaN."""
+def import_parity(
+    source: ModelSource, program: Program, prompts: Sequence[list[int]], step: Step = lambda done, total, what: None
+) -> Parity:
+    """Compare the two on `prompts` (token ids). Every weight passes by once on the way and is checked to be finite.
+
+    Raises NumericsError naming a tensor that holds NaN or Inf, CheckpointError when the two disagree.
+    """
     import transformers
 
-    theirs = transformers_logits(source, prompts)
-    ours, backend = program_logits(source, program, prompts)
+    theirs = transformers_logits(source, prompts, step)
+    ours, backend = program_logits(source, program, prompts, step)
     reference, candidate = torch.cat(theirs), torch.cat(ours)
     result = Parity(
         prompts=len(prompts),
@@ -69,14 +79,18 @@ def import_parity(source: ModelSource, program: Program, prompts: Sequence[list[
     return result
 
 
-def program_logits(source: ModelSource, program: Program, prompts: Sequence[list[int]]) -> tuple[list[Tensor], str]:
+def program_logits(
+    source: ModelSource, program: Program, prompts: Sequence[list[int]], step: Step
+) -> tuple[list[Tensor], str]:
     """Float32 logits `[tokens, V]` of each prompt through our executor, slice by slice, and the backend's name."""
     longest = max(map(len, prompts))
     blocks_each = -(-longest // _BLOCK)
     blocks = [list(range(1 + b * blocks_each, 1 + (b + 1) * blocks_each)) for b in range(len(prompts))]
     inputs = StepInputs.of_sequences(list(prompts), blocks, block_size=_BLOCK, logits="all")
     weights, values, backend = SourceWeights(source), dict[str, Tensor](), ""
-    for piece in slices(program):
+    pieces = slices(program)
+    for done, piece in enumerate(pieces):
+        step(len(pieces) + done, 2 * len(pieces), "our program")
         executor = Executor(
             piece,
             weights,
@@ -93,7 +107,7 @@ def program_logits(source: ModelSource, program: Program, prompts: Sequence[list
     return list(logits.split([len(ids) for ids in prompts])), backend
 
 
-def transformers_logits(source: ModelSource, prompts: Sequence[list[int]]) -> list[Tensor]:
+def transformers_logits(source: ModelSource, prompts: Sequence[list[int]], step: Step) -> list[Tensor]:
     """Float32 logits `[tokens, V]` of each prompt from Transformers' own model, eager attention, float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -107,6 +121,9 @@ def transformers_logits(source: ModelSource, prompts: Sequence[list[int]]) -> li
         own = [key for key, _ in module.named_parameters(recurse=False)]
         if own:
             _stream(module, {key: _tensor_name(f"{prefix}.{key}", known) for key in own}, source)
+    layers = model.model.layers
+    for done, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, done=done: step(done + 1, 2 * (len(layers) + 2), "Transformers"))
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -127,12 +144,25 @@ def _tensor_name(parameter: str, known: set[str]) -> str:
     return parameter
 
 
+def require_finite(tensor: Tensor, name: str) -> None:
+    """NumericsError naming the tensor and the count when it holds NaN or Inf."""
+    bad = sum(int((~torch.isfinite(part)).sum()) for part in tensor.flatten().split(_CHUNK))
+    if bad:
+        raise NumericsError(
+            f"{bad} of {tensor.numel()} weights are NaN or Inf",
+            where=name,
+            next="The checkpoint is damaged, or was converted to a type too narrow for it",
+        )
+
+
 def _stream(module: nn.Module, tensors: dict[str, str], source: ModelSource) -> None:
     """Make `module` hold its weights only while it runs."""
 
     def load(_: nn.Module, __: Any) -> None:
         for key, name in tensors.items():
-            module.register_parameter(key, nn.Parameter(source.reader.read(name).float(), requires_grad=False))
+            tensor = source.reader.read(name)
+            require_finite(tensor, name)
+            module.register_parameter(key, nn.Parameter(tensor.float(), requires_grad=False))
 
     def drop(_: nn.Module, __: Any, output: Any) -> Any:
         for key in tensors:
@@ -153,7 +183,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=False)
         register(self, name, parameter)
 
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

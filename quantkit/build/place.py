@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from quantkit.artifact.read import open_artifact
+from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.build.files import exchange_folders, finish_folder, link_or_copy, write_json
+from quantkit.build.stage import EVIDENCE, PAYLOAD
 from quantkit.errors import RecipeError
 
-PAYLOAD = "payload"
-EVIDENCE = "evidence"
 _MANIFEST = Path("quantkit") / "manifest.json"
 _PEOPLE = "review"
 """Evidence that people made; kept as long as the payload stays the same."""
@@ -25,10 +24,10 @@ def check_place(out: Path) -> None:
         raise RecipeError("holds something that is not an artifact", where=str(out), next="Choose another --out")
 
 
-def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -> str:
-    """Make `out` hold the payload of stage folder `packaged` and the evidence of `judged`. Returns the payload digest.
+def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -> Artifact:
+    """Make `out` hold the payload of stage folder `packaged` and the evidence of `judged`; gives it back opened.
 
-    An artifact that was there before is replaced once the new one is whole and checked; the record that people made
+    An artifact that was there before is replaced once the new one is whole; the record that people made
     about the same payload is carried over.
     """
     check_place(out)
@@ -37,7 +36,7 @@ def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -
     for path in sorted(p for p in (packaged / PAYLOAD).rglob("*") if p.is_file()):
         link_or_copy(path, part / path.relative_to(packaged / PAYLOAD))
     shutil.copytree(judged / EVIDENCE, part / EVIDENCE)  # copied: `quantkit gate` may write it anew
-    digest = open_artifact(part, check="full").payload_digest
+    digest = open_artifact(part, check="sizes").payload_digest
     (part / EVIDENCE / "run").mkdir(parents=True, exist_ok=True)
     write_json(part / EVIDENCE / "run" / "run.json", {"payload_digest": digest, **run_record})
     _carry_over(out, part, digest)
@@ -50,7 +49,7 @@ def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         finish_folder(part, out)
-    return digest
+    return open_artifact(out, check="sizes")
 
 
 def _carry_over(old: Path, new: Path, digest: str) -> None:

@@ -9,15 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quantkit.build import estimate
+from quantkit.artifact.read import open_artifact
 from quantkit.build.context import Context, open_context
+from quantkit.build.estimate import require_room
 from quantkit.build.files import disk_full_explained
 from quantkit.build.memory import PeakMemory
+from quantkit.build.pipeline import STAGES
 from quantkit.build.place import check_place, place
 from quantkit.build.progress import Progress
-from quantkit.build.stage import Inputs, Stage, stage_keys
-from quantkit.build.stages import STAGES
-from quantkit.build.store import Store
+from quantkit.build.stage import PAYLOAD, Inputs, Stage, stage_keys
+from quantkit.build.store import Store, stage_cost, stage_facts
+from quantkit.errors import CheckpointError
 from quantkit.recipe.load import LoadedRecipe
 
 RUN_FOLDERS = ".quantkit"
@@ -37,11 +39,16 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: the artifact's folder, its payload digest, the verdict's name, the run record."""
+    """What a build made: the artifact's folder and identity, the verdict and what decided it, weights before (in 16
+    bits) and after in bytes, the run record."""
 
     folder: Path
     payload_digest: str
     verdict: str
+    exit_code: int
+    rules: tuple[str, ...]
+    source_bytes: int
+    weight_bytes: int
     run: dict[str, Any]
 
 
@@ -67,15 +74,36 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
     with store.locked(wait_s), PeakMemory() as memory:
         keys = stage_keys(STAGES, context)
         store.clean([(name, key) for name, (key, _) in keys.items()])
+        _drop_damaged_package(store, keys["package"][0])
         missing = [stage for stage in STAGES if store.find(stage.name, keys[stage.name][0]) is None]
-        estimate.require_room(context, missing, store.folder)
+        require_room([stage.cost(context) for stage in missing], store.folder)
         runs = run_stages(STAGES, context, store, keys, memory, progress)
         record = _record(context, runs, started, time.monotonic() - begun)
         folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
         with disk_full_explained("placing the artifact", store.folder, 0):
-            digest = place(folders["package"], folders["gate"], record, out)
-    verdict = next(run for run in runs if run.name == "gate").facts["verdict"]
-    return Built(out, digest, verdict, record)
+            artifact = place(folders["package"], folders["gate"], record, out)
+    judged = next(run for run in runs if run.name == "gate").facts
+    return Built(
+        folder=out,
+        payload_digest=artifact.payload_digest,
+        verdict=judged["verdict"],
+        exit_code=judged["exit_code"],
+        rules=tuple(judged["rules"]),
+        source_bytes=artifact.source_weight_bytes,
+        weight_bytes=artifact.weight_bytes,
+        run=record,
+    )
+
+
+def _drop_damaged_package(store: Store, key: str) -> None:
+    """A cached payload is hashed before it is used again: its files are the artifact's own (hard links)."""
+    folder = store.find("package", key)
+    if folder is None:
+        return
+    try:
+        open_artifact(folder / PAYLOAD)
+    except CheckpointError:
+        store.drop("package", key)
 
 
 def run_stages(
@@ -97,14 +125,14 @@ def run_stages(
         cached = folder is not None
         if folder is None:
             memory.take()
-            with disk_full_explained(stage.title, store.folder, stage.bytes_needed(context)):
+            with disk_full_explained(stage.title, store.folder, stage.cost(context).disk_bytes):
                 facts = stage.run(context, folders, store.begin(stage.name, key), progress)
-                cost = {"seconds": round(time.monotonic() - begun, 3), "peak_anon_bytes": memory.take()}
-                folder = store.keep(stage.name, key, inputs, {**cost, "result": facts})
+                took = round(time.monotonic() - begun, 3)
+                folder = store.keep(stage.name, key, inputs, facts, seconds=took, peak_anon_bytes=memory.take())
         folders[stage.name] = folder
-        kept = store.record(folder)["facts"]
-        runs.append(StageRun(stage.name, key, cached, kept["seconds"], kept["peak_anon_bytes"], kept["result"]))
-        progress.end(kept["seconds"], cached=cached)
+        run = StageRun(stage.name, key, cached, **stage_cost(folder), facts=stage_facts(folder))
+        runs.append(run)
+        progress.end(run.seconds, cached=cached)
     return runs
 
 

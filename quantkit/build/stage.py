@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.build.context import Context
+from quantkit.build.context import Context, Outline
+from quantkit.build.estimate import Cost
 from quantkit.build.files import canonical_json
 from quantkit.build.progress import Progress
 from quantkit.build.sources import source_digest
+
+PAYLOAD = "payload"
+"""Subfolder of the package stage: the artifact without evidence."""
+EVIDENCE = "evidence"
+"""Subfolder of the gate stage: what was found out about the payload."""
 
 Inputs = dict[str, Any]
 Facts = dict[str, Any]
@@ -24,7 +30,7 @@ class Stage:
     name: folder name in the store. title: what the user reads. module: its import graph's source is part of the key.
     needs: stages whose folders `run` reads. inputs: the recipe fields and file digests it reads, as JSON data.
     run: `(context, {need: folder}, folder to fill, progress) -> facts`; what an earlier, killed run left whole in the
-    folder may be kept. bytes_needed: what it will write, about.
+    folder may be kept. cost: what that takes, about.
     """
 
     name: str
@@ -33,7 +39,7 @@ class Stage:
     needs: tuple[str, ...]
     inputs: Callable[[Context], Inputs]
     run: Callable[[Context, Mapping[str, Path], Path, Progress], Facts]
-    bytes_needed: Callable[[Context], int]
+    cost: Callable[[Outline], Cost]
 
 
 def stage_keys(stages: Sequence[Stage], context: Context) -> dict[str, tuple[str, Inputs]]:

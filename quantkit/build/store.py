@@ -73,23 +73,21 @@ class Store:
         """Where the whole stage is, or will be."""
         return self.folder / _folder_name(name, key)
 
-    def record(self, folder: Path) -> dict[str, Any]:
-        """What `stage.json` says about a whole stage: key, inputs, files with sizes, `facts` given to `keep`."""
-        result: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-        return result
-
     def begin(self, name: str, key: str) -> Path:
         """The folder to write an unfinished stage into; holds what an earlier, killed build left there."""
         folder = self.folder / f"{_TMP}{_folder_name(name, key)}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def keep(self, name: str, key: str, inputs: Any, facts: dict[str, Any]) -> Path:
-        """Make what `begin` gave a whole stage: recorded, flushed, renamed into place."""
+    def keep(self, name: str, key: str, inputs: Any, result: dict[str, Any], **cost: float) -> Path:
+        """Make what `begin` gave a whole stage: recorded with what it found out and took, flushed, renamed."""
         part = self.folder / f"{_TMP}{_folder_name(name, key)}"
         (part / _RECORD).unlink(missing_ok=True)
         files = {str(p.relative_to(part)): p.stat().st_size for p in sorted(part.rglob("*")) if p.is_file()}
-        write_json(part / _RECORD, {"stage": name, "key": key, "inputs": inputs, "facts": facts, "files": files})
+        write_json(
+            part / _RECORD,
+            {"stage": name, "key": key, "inputs": inputs, "facts": {**cost, "result": result}, "files": files},
+        )
         final = self.folder_of(name, key)
         self.drop(name, key)
         finish_folder(part, final)
@@ -128,6 +126,22 @@ class Store:
             raise PreflightError(
                 f"cannot make the run folder: {error.strerror}", where=str(self.folder), next="Choose another --out"
             ) from None
+
+
+def stage_facts(folder: Path) -> dict[str, Any]:
+    """What the stage whose whole output is `folder` found out."""
+    facts: dict[str, Any] = _facts(folder)["result"]
+    return facts
+
+
+def stage_cost(folder: Path) -> dict[str, Any]:
+    """`seconds` and `peak_anon_bytes` of the run that made a whole stage."""
+    return {key: value for key, value in _facts(folder).items() if key != "result"}
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))["facts"]
+    return facts
 
 
 def _folder_name(name: str, key: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.build.files import disk_full_explained, exchange_folders
-from quantkit.build.store import Store
+from quantkit.build.store import Store, stage_cost, stage_facts
 from quantkit.errors import PreflightError
 
 KEY = "a" * 64
@@ -21,7 +21,7 @@ KEY = "a" * 64
 
 def keep(store: Store, key: str = KEY, text: str = "whole") -> Path:
     (store.begin("demo", key) / "file").write_text(text)
-    return store.keep("demo", key, {"x": 1}, {"seconds": 1.0})
+    return store.keep("demo", key, {"x": 1}, {"found": 2}, seconds=1.0)
 
 
 def test_a_stage_is_found_only_once_it_is_kept(tmp_path: Path) -> None:
@@ -30,7 +30,8 @@ def test_a_stage_is_found_only_once_it_is_kept(tmp_path: Path) -> None:
     assert store.find("demo", KEY) is None
     folder = keep(store)
     assert store.find("demo", KEY) == folder
-    assert store.record(folder)["facts"] == {"seconds": 1.0}
+    assert stage_facts(folder) == {"found": 2}
+    assert stage_cost(folder) == {"seconds": 1.0}
 
 
 def test_another_key_is_another_stage(tmp_path: Path) -> None:

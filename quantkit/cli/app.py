@@ -1,0 +1,87 @@
+"""Assembles the commands and turns what they raise into one line and an exit code (ARCHITECTURE, conventions)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from quantkit import __version__
+from quantkit.cli.build import build
+from quantkit.cli.init import init
+from quantkit.cli.inspect import inspect
+from quantkit.cli.plan import plan
+from quantkit.cli.schema import schema
+from quantkit.cli.verify import verify
+from quantkit.errors import QuantkitError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="quantkit",
+    help="One recipe in, one verified and servable artifact out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (init, schema, plan, build, inspect, verify):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quantkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
+) -> None:
+    """One recipe in, one verified and servable artifact out."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line (default: `sys.argv`) and exit with its code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Every failure is one line on stderr."""
+    debug = "--debug" in arguments
+    level = logging.DEBUG if debug else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = app([a for a in arguments if a != "--debug"], prog_name="quantkit", standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except QuantkitError as error:
+        return _fail(str(error), error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted; run the same command to go on", INTERRUPTED, debug)
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last resort of a command line
+        if hasattr(error, "format_message"):  # a usage error of the command-line library
+            return _fail(f"{error.format_message()} See `quantkit --help`", 2, debug)
+        return _fail(f"internal error: {type(error).__name__}: {error}; rerun with --debug for the traceback", 1, debug)
+
+
+def _fail(line: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"quantkit: {' '.join(line.split())}", file=sys.stderr)
+    return code

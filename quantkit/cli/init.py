@@ -1,0 +1,36 @@
+"""`quantkit init`: write a recipe to start from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.errors import RecipeError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("recipe.yaml"),
+    template: Annotated[str, typer.Option(help="chat, rag, code or minimal.")] = "chat",
+    source: Annotated[str | None, typer.Option(help="The model: folder, *.gguf, package:NAME/path or hub id.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a recipe to start from."""
+    from quantkit.recipe.templates import template_text
+
+    if path.is_dir():
+        path = path / "recipe.yaml"
+    if source is not None and Path(source).exists():  # as the shell sees it; a recipe's paths start at the recipe
+        source = os.path.relpath(Path(source).resolve(), path.resolve().parent)
+    text = template_text(template, source)
+    if path.exists() and not force:
+        raise RecipeError("there already is such a file", where=str(path), next="Choose another name, or --force")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"cannot be written: {error.strerror}", where=str(path)) from None
+    todo = "" if source else f"set model.source in {path}, then "
+    typer.echo(f"Wrote {path} (template {template}). Next: {todo}quantkit plan {path}")
