@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from quantkit.artifact.layout import MANIFEST
 from quantkit.runtime.engine import EngineCore
+from quantkit.runtime.load import EngineOptions, load_artifact, load_source
 from quantkit.runtime.request import EngineRequest
 from quantkit.runtime.sampling import SamplingParams
 
@@ -22,7 +25,6 @@ DECODE_PROMPT, DECODE_TOKENS = 32, 96
 SERVE_PROMPT, SERVE_TOKENS = 128, 64
 SERVE_SEQUENCES = (8, 16, 32)
 MAX_MODEL_LEN = PREFILL_TOKENS + 1
-KV_TOKENS = max(SERVE_SEQUENCES) * (SERVE_PROMPT + SERVE_TOKENS)
 _LOWEST_ID = 100
 """Random token ids start here, past most special tokens."""
 
@@ -35,11 +37,25 @@ class Run:
     total: float
 
 
+def load(model: Path, threads: int) -> EngineCore:
+    """An engine for `throughput` over an artifact (gated or not) or an unquantized source."""
+    options = EngineOptions(
+        max_num_seqs=max(SERVE_SEQUENCES),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=PREFILL_TOKENS,
+        enable_prefix_caching=False,
+        threads=threads,
+        accept_ungated=True,
+    )
+    loaded = load_artifact(model, options) if (model / MANIFEST).is_file() else load_source(str(model), options)
+    return loaded.core
+
+
 def throughput(core: EngineCore) -> Iterator[tuple[str, float]]:
     """Name and tokens/s of each job, as they end.
 
     Args:
-        core: holds at least `KV_TOKENS` tokens of cache and 32 sequences, with the prefix cache off.
+        core: what `load` gives.
     """
     rng = np.random.default_rng(0)
     run(core, rng, 1, 16, 4)

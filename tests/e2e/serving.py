@@ -36,6 +36,8 @@ class Server:
         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.log)):
             threading.Thread(target=self._read, args=(stream, lines), daemon=True).start()
         self.url = ""
+        key = environment.get("QUANTKIT_API_KEY")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         if wait:
             self._wait_ready()
 
@@ -48,8 +50,8 @@ class Server:
         self.process.wait(timeout=10)
 
     def client(self, **options: object) -> httpx.Client:
-        """A client of this server."""
-        return httpx.Client(base_url=self.url, timeout=60, **options)
+        """A client of this server, with its key unless `options` has other headers."""
+        return httpx.Client(base_url=self.url, timeout=60, **{"headers": self._headers} | options)
 
     def engine(self) -> psutil.Process:
         """The engine process."""

@@ -31,17 +31,27 @@ def body(tokens=4, **fields):
 
 
 class Stream(threading.Thread):
-    """A streamed request running beside the test; `started` once its first event is there."""
+    """A streamed request running beside the test; `started` once its first event is there.
+
+    `broken` when the server closed the connection instead of ending the stream.
+    """
 
     def __init__(self, server, tokens):
         super().__init__(daemon=True)
         self.server, self.tokens = server, tokens
         self.started = threading.Event()
         self.events = []
+        self.broken = False
         self.start()
         assert self.started.wait(20)
 
     def run(self):
+        try:
+            self._read()
+        except httpx.TransportError:
+            self.broken = True
+
+    def _read(self):
         with self.server.client() as client, client.stream("POST", CHAT, json=body(self.tokens, stream=True)) as answer:
             for line in answer.iter_lines():
                 if line:
@@ -51,6 +61,7 @@ class Stream(threading.Thread):
     def result(self):
         self.join(30)
         assert not self.is_alive()
+        assert not self.broken
         assert self.events.pop() == "[DONE]"
         return [json.loads(event) for event in self.events]
 
@@ -104,7 +115,7 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(tiny):
 
 def test_a_second_signal_ends_a_drain_at_once(tiny):
     with Server(tiny, *OPTIONS) as server:
-        Stream(server, 3900)
+        streaming = Stream(server, 3900)
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: not ready(server))
@@ -113,6 +124,7 @@ def test_a_second_signal_ends_a_drain_at_once(tiny):
         assert server.process.wait(10) == 130
         assert time.monotonic() - began < 3
         assert eventually(lambda: not engine.is_running())
+        assert eventually(lambda: streaming.broken)
 
 
 def test_a_drain_past_its_deadline_fails_what_is_left_and_exits_0(tiny):
@@ -124,26 +136,43 @@ def test_a_drain_past_its_deadline_fails_what_is_left_and_exits_0(tiny):
 
 
 def test_the_engine_dies_with_a_killed_front(tiny):
-    with Server(tiny, *OPTIONS, "--api-key", "secret", "--max-num-seqs", "1", "--queue-limit", "1") as server:
+    with Server(tiny, *OPTIONS) as server:
+        Stream(server, 3900)
         engine = server.engine()
-        with server.client() as stranger:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
-                refused = stranger.post(CHAT, json=body(), headers=headers)
-                assert refused.status_code == 401
-                assert refused.json()["error"]["type"] == "authentication_error"
-            assert stranger.get("/health").status_code == stranger.get("/ready").status_code == 200
-        with server.client(headers={"Authorization": "Bearer secret"}) as client, ThreadPoolExecutor(2) as pool:
-            assert client.post(CHAT, json=body()).status_code == 200
-            held = [pool.submit(client.post, CHAT, json=body(3000)) for _ in range(2)]
-            assert eventually(lambda: client.post(CHAT, json=body()).status_code == 429)
+        server.process.kill()
+        server.process.wait(10)
+        assert eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny):
+    options = ("--max-num-seqs", "1", "--queue-limit", "1")
+    with Server(tiny, *OPTIONS, *options, QUANTKIT_API_KEY="secret") as server:
+        yield server
+
+
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "Bearer", "Basic secret", "secret"])
+def test_who_brings_no_valid_key_is_refused(guarded, key):
+    with guarded.client(headers={"Authorization": key} if key else {}) as stranger:
+        refused = stranger.post(CHAT, json=body())
+        assert refused.status_code == 401
+        assert refused.json()["error"]["type"] == "authentication_error"
+        assert stranger.get("/metrics").status_code == 401
+        assert stranger.get("/health").status_code == stranger.get("/ready").status_code == 200
+
+
+def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(guarded):
+    with guarded.client() as client, ThreadPoolExecutor(1) as pool:
+        with client.stream("POST", CHAT, json=body(3900, stream=True)) as first:
+            next(first.iter_lines())
+            second = pool.submit(client.post, CHAT, json=body())
+            assert eventually(lambda: guarded.metric("quantkit_requests_in_flight") == 2)
             full = client.post(CHAT, json=body())
-            assert full.status_code == 429
-            assert int(full.headers["Retry-After"]) >= 1
-            server.process.kill()
-            server.process.wait(10)
-            assert eventually(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE)
-            for request in held:
-                assert isinstance(request.exception(20), httpx.TransportError)
+        assert full.status_code == 429
+        assert full.json()["error"]["type"] == "rate_limit_error"
+        assert int(full.headers["Retry-After"]) >= 1
+        assert second.result(30).status_code == 200
+        assert guarded.metric("quantkit_requests_refused_total", status="429") == 1
 
 
 def run(*arguments):

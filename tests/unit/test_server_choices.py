@@ -14,7 +14,7 @@ def text(tmp_path_factory):
     return ChatText(folder)
 
 
-def run(text, answer, step=1, logprobs=False, finish="stop", **params):
+def run(text, answer, step=1, logprobs=False, finish="length", **params):
     """The pieces of an answer that comes `step` tokens at a time."""
     ids = text.encode(answer)
     choice = Choice(0, [1], text, SamplingParams(**params))
@@ -38,7 +38,7 @@ def test_pieces_join_to_the_whole_text(text, step):
     answer = "def add(a, b): 你好 😀 done"
     choice, pieces = run(text, answer, step)
     assert shown(pieces) == answer
-    assert pieces[-1].finish_reason == "stop"
+    assert pieces[-1].finish_reason == "length"
     assert choice.completion_tokens == len(text.encode(answer))
 
 
@@ -49,7 +49,7 @@ def test_a_character_over_several_tokens_is_never_split(text):
 
 @pytest.mark.parametrize("step", [1, 3, 100])
 def test_the_text_is_cut_exactly_before_the_stop_string(text, step):
-    choice, pieces = run(text, "one two three four", step, stop=("three", "o t"), finish="length")
+    choice, pieces = run(text, "one two three four", step, stop=("three", "o t"))
     assert shown(pieces) == "one tw"[: "one two three four".index("o t")]
     assert pieces[-1].finish_reason == "stop"
     assert choice.finished
@@ -65,7 +65,7 @@ def test_no_beginning_of_a_stop_string_is_shown(text):
 
 
 def test_a_beginning_that_comes_to_nothing_is_shown_at_the_end(text):
-    _, pieces = run(text, "keep </ans", stop=("</answer>",), finish="length")
+    _, pieces = run(text, "keep </ans", stop=("</answer>",))
     assert shown(pieces) == "keep </ans"
     assert pieces[-1].finish_reason == "length"
 
@@ -89,3 +89,11 @@ def test_every_token_reports_logprobs_once(text):
     answer = "你好 and 😀"
     _, pieces = run(text, answer, 3, logprobs=True)
     assert [token.token_id for piece in pieces for token in piece.tokens] == text.encode(answer)
+
+
+def test_the_token_that_stops_an_answer_counts_but_is_no_text(text):
+    choice, pieces = run(text, "one two", logprobs=True, finish="stop")
+    ids = text.encode("one two")
+    assert shown(pieces) == text.decode(ids[:-1])
+    assert choice.completion_tokens == len(ids)
+    assert len([token for piece in pieces for token in piece.tokens]) == len(ids) - 1

@@ -1,0 +1,141 @@
+"""The gate on a tiny model's artifacts: sound ones pass, damaged ones fail, and it says what it judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantkit.cli.app import run as quantkit
+from quantkit.errors import CheckpointError, RecipeError
+from quantkit.formats import QuantizedMatrix
+from quantkit.gate import GateResult, read_evidence, run_gate
+from quantkit.program import Weight
+from tests.e2e.gate_case import ZH, Case, make_case
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(tmp_path_factory.mktemp("gate"))
+
+
+@pytest.fixture(scope="module")
+def sound(case: Case) -> Path:
+    return case.artifact("sound")
+
+
+@pytest.fixture(scope="module")
+def judged(case: Case, sound: Path) -> GateResult:
+    return judge(case, sound)
+
+
+def judge(case: Case, artifact: Path, **options: object) -> GateResult:
+    return run_gate(
+        artifact,
+        case.source,
+        [case.held_out],
+        calibration=[case.calibration],
+        policy=str(case.policy),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_a_sound_artifact_waits_for_people(judged: GateResult) -> None:
+    assert (judged.verdict.verdict, judged.exit_code, judged.verdict.tokens) == ("pending-review", 12, "pass")
+
+
+def test_the_ladder_stands_where_it_should(judged: GateResult) -> None:
+    kl = {name: row["mean_kl"] for name, row in judged.details["variants"].items()}
+    assert 0 < kl["RTN-INT8"] < kl["artifact"] < kl["RTN-INT4"]  # the artifact is INT8 with an INT8 cache and head
+
+
+def test_the_noise_floor_is_exactly_zero(judged: GateResult) -> None:
+    floor = judged.details["variants"]["noise floor"]
+    assert floor["max_kl"] == 0.0
+    assert floor["same_top1"] == 1.0
+    assert floor["ppl_ratio"] == 1.0
+
+
+def test_evidence_names_the_payload_and_what_the_verdict_covers(judged: GateResult, sound: Path) -> None:
+    from quantkit.artifact.read import open_artifact
+
+    digest = open_artifact(sound).payload_digest  # evidence lies outside the seal: the payload still verifies
+    verdict = read_evidence(sound / "evidence" / "gate" / "verdict.json", digest)
+    assert verdict is not None
+    assert verdict["verdict"] == "pending-review"
+    assert verdict["coverage"]["kv_format"] == "INT8"
+    assert verdict["coverage"]["backend"] == judged.verdict.coverage.backend
+    assert {rule["name"] for rule in verdict["rules"]} >= {"mean_kl", "lost_top1", "noise_floor", "data"}
+    with pytest.raises(CheckpointError, match="another payload"):
+        read_evidence(sound / "evidence" / "gate" / "verdict.json", "sha256:" + "0" * 64)
+
+
+def test_a_waived_review_passes(case: Case, sound: Path, tmp_path: Path) -> None:
+    result = judge(case, sound, review_waiver="nobody serves a random model", evidence=tmp_path)
+    assert (result.exit_code, result.verdict.waiver) == (0, "nobody serves a random model")
+    assert json.loads((tmp_path / "gate" / "verdict.json").read_text())["waiver"] == "nobody serves a random model"
+
+
+def test_judging_twice_measures_the_same(case: Case, sound: Path, judged: GateResult, tmp_path: Path) -> None:
+    again = judge(case, sound, evidence=tmp_path)
+    assert again.verdict == judged.verdict
+    assert again.details["worst"] == judged.details["worst"]
+
+
+def scrambled(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
+    if weight.name == "layers.1.down" and isinstance(value, QuantizedMatrix):
+        return QuantizedMatrix(value.scheme, value.codes.roll(1, 0), value.scale.roll(1, 0), value.zero)
+    return value
+
+
+def saturating(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
+    return value / 16 if weight.name == "layers.1.v_scale" and isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("damage", [scrambled, saturating])
+def test_planted_damage_fails(case: Case, damage: object) -> None:
+    result = judge(case, case.artifact(damage.__name__, damage=damage))  # type: ignore[attr-defined,arg-type]
+    assert (result.verdict.verdict, result.exit_code) == ("fail", 10)
+    assert "mean_kl" in {rule.name for rule in result.verdict.deciding}
+
+
+def test_damage_to_chinese_alone_is_named(case: Case) -> None:
+    from quantkit.runtime.text import ChatText
+
+    folder = case.folder / "tokenizer-zh"
+    case.source.write_tokenizer(folder)
+    rows = sorted(set(ChatText(folder).encode(ZH)))
+
+    def chinese_only(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
+        if weight.kind == "table" and isinstance(value, Tensor):
+            value = value.clone()
+            value[rows] = value[torch.tensor(rows).roll(1)]
+        return value
+
+    result = judge(case, case.artifact("chinese", damage=chinese_only))
+    assert result.verdict.verdict == "fail"
+    failed = {rule.name for rule in result.verdict.deciding}
+    assert "language zh" in failed
+    assert "language en" not in failed
+
+
+def test_data_that_calibration_saw_is_refused(case: Case, sound: Path) -> None:
+    with pytest.raises(RecipeError, match="prove nothing"):
+        run_gate(sound, case.source, [case.calibration], calibration=[case.calibration], policy=str(case.policy))
+
+
+def test_another_source_is_refused(case: Case, sound: Path, tmp_path: Path) -> None:
+    other = make_case(tmp_path, "qwen2")
+    with pytest.raises(CheckpointError, match="not the model this artifact was built from"):
+        run_gate(sound, other.source, [case.held_out], policy=str(case.policy))
+
+
+def test_the_command_judges_and_exits_by_verdict(case: Case, sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = quantkit(["gate", str(sound), "--data", str(case.held_out), "--policy", str(case.policy), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 12
+    assert found["verdict"]["verdict"] == "pending-review"
+    assert found["data"]["conversations"] == 16
