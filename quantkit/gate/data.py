@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quantkit.calibration.rows import read_rows
 from quantkit.errors import RecipeError, RequestError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SHORT = 24
 
 @dataclass(frozen=True)
 class Conversation:
-    """One line of a JSONL file; `where` is `file:line`."""
+    """One row of a data file; `where` is `file:row`."""
 
     id: str
     category: str
@@ -79,22 +79,22 @@ class EvalSet:
         return sum(window.scored for window in self.windows)
 
 
-def read_conversations(paths: Iterable[Path]) -> list[Conversation]:
-    """Conversations of JSONL files in order; RecipeError names file and line of one that is malformed or repeated."""
-    found: dict[str, Conversation] = {}
+def read_conversations(paths: Iterable[Path], *, strict: bool = True) -> list[Conversation]:
+    """Conversations of JSONL, Parquet or CSV files in order; `text` rows count as one user turn.
+
+    RecipeError names file and row of one without conversation or with an id used before, and, when `strict`, of one
+    without id, category or language.
+    """
+    found: list[Conversation] = []
+    ids: dict[str, str] = {}
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"cannot be read as UTF-8 text: {error}", where=str(path)) from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            item = _conversation(line, f"{path}:{number}")
-            if item.id in found:
-                raise RecipeError(f"the id {item.id!r} was used before", where=item.where, next=found[item.id].where)
-            found[item.id] = item
-    return list(found.values())
+        for number, row in enumerate(read_rows(path), start=1):
+            item = _conversation(row, f"{path}:{number}", strict)
+            if strict and item.id in ids:
+                raise RecipeError(f"the id {item.id!r} was used before", where=item.where, next=f"See {ids[item.id]}")
+            ids[item.id] = item.where
+            found.append(item)
+    return found
 
 
 def refuse_overlap(held_out: Iterable[Conversation], calibration: Iterable[Conversation]) -> None:
@@ -165,23 +165,20 @@ def encode(item: Conversation, text: ChatText) -> list[int]:
     return text.encode_chat([merged, *rest], add_generation_prompt=False)
 
 
-def _conversation(line: str, where: str) -> Conversation:
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        raise RecipeError(f"not JSON: {error}", where=where) from None
-    if not isinstance(data, dict):
-        raise RecipeError("a line holds one JSON object", where=where)
+def _conversation(row: Mapping[str, Any], where: str, strict: bool) -> Conversation:
     for key in ("id", "category", "language"):
-        if not isinstance(data.get(key), str) or not data[key]:
+        if strict and not (isinstance(row.get(key), str) and row[key]):
             raise RecipeError(f"key {key!r} must be text", where=where)
-    messages = data.get("messages")
+    messages = row.get("messages")
+    if messages is None and isinstance(row.get("text"), str):
+        messages = [{"role": "user", "content": row["text"]}]
     if not isinstance(messages, list) or not messages:
         raise RecipeError("key 'messages' must be a list of turns", where=where)
     for message in messages:
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise RecipeError("a turn has a 'role' and a 'content', both text", where=where)
-    return Conversation(data["id"], data["category"], data["language"], tuple(messages), where)
+    turns = tuple({"role": m["role"], "content": m["content"]} for m in messages)
+    return Conversation(str(row.get("id")), str(row.get("category")), str(row.get("language")), turns, where)
 
 
 def _message_hashes(item: Conversation) -> list[bytes]:

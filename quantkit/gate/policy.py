@@ -121,7 +121,10 @@ def load_policy(name: str, base: Path = Path(".")) -> Policy:
 
 
 def _told(error: ValidationError, source: YamlSource) -> RecipeError:
-    first = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    first = next(
+        (p for p in problems if p["type"] == "extra_forbidden"), problems[0]
+    )  # a typo explains what is missing
     key = ".".join(map(str, first["loc"])) or "the policy"
     message = f"unknown key {key!r}" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
     return RecipeError(message, where=source.where(tuple(first["loc"])))

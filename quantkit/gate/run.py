@@ -65,7 +65,7 @@ def run_gate(
     Args:
         artifact: the packaged artifact; opened with every digest checked.
         source: the model it was built from; refused when its fingerprint is another one.
-        data: JSONL files of held-out conversations. calibration: files that must share no message with them.
+        data: files of held-out conversations. calibration: files that must share no message with them.
         policy: a policy, the name of a packaged one, or the path of a YAML file relative to `base`.
         review_waiver: why people need not look; without one, an artifact that passes is pending-review.
         evidence: where `gate/verdict.json` and `gate/gate.json` go; the artifact's own evidence folder by default.
@@ -84,7 +84,7 @@ def run_gate(
     model = open_source(source, base=base) if isinstance(source, str) else source
     _require_same_source(opened, model)
     conversations = read_conversations(data)
-    refuse_overlap(conversations, read_conversations(calibration))
+    refuse_overlap(conversations, read_conversations(calibration, strict=False))
     text = ChatText(opened.folder)
     evaluated = make_windows(
         conversations,

@@ -1,0 +1,79 @@
+"""`quantkit gate`: judge an artifact as it is served, against the model it was built from."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from quantkit.gate import GateResult
+
+
+def gate(
+    artifact: Annotated[Path, typer.Argument(help="The artifact's folder.")],
+    source: Annotated[
+        str | None, typer.Option(help="The unquantized model; default: the one it was built from.")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Held-out conversations; default: the recipe's.")] = None,
+    calibration: Annotated[list[str] | None, typer.Option(help="Files the held-out ones must not share.")] = None,
+    policy: Annotated[str | None, typer.Option(help="`standard` or a YAML file; default: the recipe's.")] = None,
+    waive_review: Annotated[str | None, typer.Option(help="Why people need not look at answers.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=256, help="Held-out tokens at most.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the executor.")] = None,
+    backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
+) -> int:
+    """Judge an artifact. Exit code: 0 pass, 10 fail, 11 inconclusive, 12 review pending."""
+    from quantkit.artifact.read import open_artifact
+    from quantkit.gate import run_gate
+    from quantkit.gate.asked import asked_of
+    from quantkit.gate.run import MAX_TOKENS
+
+    asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy)
+    result = run_gate(
+        artifact,
+        source or asked.source,
+        asked.data,
+        calibration=asked.calibration,
+        policy=asked.policy,
+        review_waiver=waive_review or asked.waiver,
+        base=Path.cwd() if source else asked.base,
+        max_samples=asked.max_samples,
+        max_tokens=max_tokens or MAX_TOKENS,
+        threads=threads,
+        backend=backend,
+        progress=_Line() if sys.stderr.isatty() else None,
+    )
+    if as_json:
+        typer.echo(json.dumps(result.details, indent=1, ensure_ascii=False))
+    else:
+        _show(result, artifact)
+    return result.exit_code
+
+
+def _show(result: GateResult, artifact: Path) -> None:
+    verdict = result.verdict
+    cover = verdict.coverage
+    typer.echo(f"{verdict.verdict}  (policy {verdict.policy}, class {verdict.policy_class})")
+    for rule in verdict.rules:
+        typer.echo(f"  {rule.outcome:<12} {rule.text}")
+    for note in verdict.notes:
+        typer.echo(f"  note         {note}")
+    isa = f":{cover.isa}" if cover.isa else ""
+    typer.echo(f"Covers {cover.backend}{isa}, {cover.compute} compute, {cover.kv_format} KV cache.")
+    if verdict.waiver is not None:
+        typer.echo(f"Review waived: {verdict.waiver}")
+    typer.echo(f"Evidence in {result.evidence}. Next: quantkit report {artifact}")
+
+
+class _Line:
+    """Progress on one line of the terminal."""
+
+    def step(self, done: int, total: int, what: str) -> None:
+        """Redraw the line; end it with the last step."""
+        end = "\n" if done >= total else ""
+        print(f"\r{100 * done / total:3.0f} %  {what:<12}", end=end, file=sys.stderr, flush=True)

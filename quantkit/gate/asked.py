@@ -1,0 +1,64 @@
+"""What to judge an artifact by when the command line leaves it open: what its recipe asked for, else the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quantkit.artifact.read import Artifact
+from quantkit.errors import RecipeError
+from quantkit.gate.evidence import FOLDER, read_evidence
+from quantkit.resources import resource
+
+RUN = Path("run") / "run.json"
+_BUILTIN = "builtin:"
+_DATA = ("builtin:evals/heldout.jsonl",)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Source, files and policy. `base`: the recipe's folder, which relative ones start from."""
+
+    source: str
+    data: tuple[Path, ...]
+    calibration: tuple[Path, ...]
+    policy: str
+    waiver: str | None
+    max_samples: int
+    base: Path
+
+
+def asked_of(artifact: Artifact, data: list[str], calibration: list[str], policy: str | None) -> Asked:
+    """What the artifact's run record says, with what the user gave (`data`, ... ) in place of it.
+
+    Paths the user gave are relative to the present folder. RecipeError names a file that isn't there.
+    """
+    record: Mapping[str, Any] = read_evidence(artifact.folder / FOLDER / RUN, artifact.payload_digest) or {}
+    recipe: Mapping[str, Any] = record.get("recipe") or artifact.manifest.recipe
+    gate: Mapping[str, Any] = recipe.get("gate") or {}
+    here = Path.cwd()
+    written = record.get("recipe_file")
+    base = Path(written).absolute().parent if isinstance(written, str) else here
+    known_data = gate.get("data") or _DATA
+    known_calibration = (recipe.get("calibration") or {}).get("data") or ()
+    return Asked(
+        source=str(artifact.manifest.source.get("location", "")),
+        data=tuple(_file(text, here) for text in data) or tuple(_file(text, base) for text in known_data),
+        calibration=tuple(_file(text, here) for text in calibration)
+        or tuple(_file(text, base) for text in known_calibration),
+        policy=str(here / policy) if policy and Path(policy).suffix else policy or gate.get("policy") or "standard",
+        waiver=(gate.get("review") or {}).get("waive"),
+        max_samples=int(gate.get("max_samples") or 64),
+        base=base,
+    )
+
+
+def _file(text: str, base: Path) -> Path:
+    if text.startswith(_BUILTIN):
+        return resource(text.removeprefix(_BUILTIN))
+    path = base / Path(text).expanduser()
+    if not path.is_file():
+        raise RecipeError("no such data file", where=str(path), next="Name it: --data FILE, --calibration FILE")
+    return path
