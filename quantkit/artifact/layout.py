@@ -60,7 +60,7 @@ def tied_tables(program: Program) -> frozenset[str]:
 
 def is_derived(weight: Weight, tables: frozenset[str]) -> bool:
     """Whether the weight is made from an embedding table at load instead of being stored (a tied head)."""
-    return weight.kind == "matrix" and any(part.tensor in tables for part in weight.parts)
+    return weight.kind == "matrix" and all(part.tensor in tables for part in weight.parts)
 
 
 def packed_plan(part: Part, columns: int, how: Scheme, scale_dtype: str) -> list[TensorPlan]:
@@ -101,7 +101,20 @@ def plan_checkpoint(program: Program, dtype_of: Callable[[str], str]) -> dict[st
                 if how.quantized and plan.name in plans:
                     raise CheckpointError("two groups hold this tensor", where=plan.name)
                 plans[plan.name] = plan
+    _check_derived(program, tables, plans)
     return plans
+
+
+def _check_derived(program: Program, tables: frozenset[str], plans: Mapping[str, TensorPlan]) -> None:
+    """A derived weight must lie within its table."""
+    for weight in program.weights.values():
+        if is_derived(weight, tables):
+            for part in weight.parts:
+                rows, columns = plans[part.tensor].shape
+                if part.stop > rows or weight.shape[1] != columns:
+                    raise CheckpointError(
+                        f"does not fit the table {[rows, columns]} it is made from", where=weight.name
+                    )
 
 
 def plan_kv_scales(program: Program) -> dict[str, TensorPlan]:

@@ -129,6 +129,9 @@ def open_artifact(path: Path | str, *, check: Check = "full") -> Artifact:
         program = program_from_json(text.decode(), where)
     except UnicodeDecodeError:
         raise CheckpointError("is not UTF-8", where=where) from None
+    attended = sorted(node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None)
+    if attended != list(range(program.num_layers)):
+        raise CheckpointError(f"{program.num_layers} caches for attention in layers {attended}"[:200], where=where)
     return Artifact(folder, manifest, program, _tensors(folder, program, found))
 
 

@@ -18,6 +18,7 @@ from quantkit.artifact.tensors import TensorFile
 from quantkit.errors import CheckpointError
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.packing import pack_int32
+from quantkit.formats.schemes import scheme
 from quantkit.models import ModelSource
 from quantkit.program.ir import Program, Weight
 from quantkit.program.serial import program_to_json
@@ -91,12 +92,11 @@ def _write_tensors(
                 raise CheckpointError("the program has no such weight", where=weight.name)
             if weight.kind == "scales" and kv_file is not None:
                 kv_file.put(weight.name, _tensor(weight, value))
-            elif isinstance(value, QuantizedMatrix):
-                if weight.scheme != value.scheme.name or weight.shape != value.shape:
-                    raise CheckpointError(f"is {value.scheme.name} {list(value.shape)}", where=weight.name)
-                if not layout.is_derived(weight, tables):
-                    _put_packed(file_of, weight, value)
-            elif not layout.is_derived(weight, tables):
+            elif layout.is_derived(weight, tables):
+                continue
+            elif scheme(weight.scheme).quantized:
+                _put_packed(file_of, weight, _matrix(weight, value))
+            else:
                 _put_plain(file_of, weight, _tensor(weight, value))
     if len(shards) > 1:
         index = {
@@ -109,6 +109,14 @@ def _write_tensors(
 def _tensor(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor:
     if not isinstance(value, Tensor) or tuple(value.shape) != weight.shape:
         raise CheckpointError(f"{list(value.shape)} is not the program's {list(weight.shape)}", where=weight.name)
+    return value
+
+
+def _matrix(weight: Weight, value: Tensor | QuantizedMatrix) -> QuantizedMatrix:
+    if not isinstance(value, QuantizedMatrix) or value.scheme.name != weight.scheme or value.shape != weight.shape:
+        given = value.scheme.name if isinstance(value, QuantizedMatrix) else str(value.dtype)
+        wanted = f"{weight.scheme} {list(weight.shape)}"
+        raise CheckpointError(f"{given} {list(value.shape)} is not the program's {wanted}", where=weight.name)
     return value
 
 
