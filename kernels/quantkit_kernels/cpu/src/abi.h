@@ -1,0 +1,54 @@
+// The plain C ABI between Python (ctypes) and the library: a step is a flat array of these nodes.
+#pragma once
+#include <cstdint>
+
+#define QK_API extern "C" __attribute__((visibility("default")))
+
+// Raised whenever Node, an op's argument order or the packed layout changes; Python refuses another number.
+constexpr int32_t kAbiVersion = 1;
+
+enum Op : int32_t {
+    kEmbedding = 0,
+    kRmsNorm,
+    kAddRmsNorm,
+    kAdd,
+    kLinear,
+    kGatedAct,
+    kQkNormRopeKvWrite,
+    kPagedAttention,
+    kLogits,
+    kOpCount,
+};
+
+enum Dtype : int32_t { kF32 = 0, kF16, kBF16, kI8, kI4 };
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+// One op. The meaning of i, f and p is given by the argument structs in args.h, one an op.
+struct Node {
+    int32_t op;
+    int32_t i[15];
+    float f[8];
+    void* p[16];
+};
+
+struct List;
+
+QK_API int32_t qk_abi_version();
+// Bit mask of what this build holds and this processor and operating system can run: 1 portable, 2 avx2, 4 avx512.
+QK_API int32_t qk_isa_mask();
+QK_API const char* qk_last_error();
+
+// Null with qk_last_error() set if a node is not valid. isa is one bit of the mask.
+QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32_t threads);
+QK_API void qk_list_destroy(List* list);
+// 0, or 1 with qk_last_error() set where an index of the step lies outside its tensor; nothing has been computed then.
+QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_t rows);
+
+// Packs weight [n, k] (dtype: codes int8 for kI8 and kI4) into panels; see pack.cpp for the layout.
+QK_API int64_t qk_packed_bytes(int32_t dtype, int64_t n, int64_t k, int64_t groups);
+QK_API void qk_pack(int32_t dtype, const void* weight, int64_t n, int64_t k, int64_t groups, void* packed);
+
+// Ceilings: bytes/s read from a buffer of `bytes`, FP32 FMA FLOP/s; best of `rounds`.
+QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t rounds);
+QK_API double qk_bench_fma(int32_t isa, int32_t threads, int32_t rounds);

@@ -1,0 +1,129 @@
+// The arguments of each op, read out of a Node. Their order is mirrored by calls.py. In an unnamed namespace, so that
+// no unit compiled for a wider instruction set lends its copy of a constructor to the others.
+#pragma once
+#include "abi.h"
+
+namespace {
+
+constexpr int kPanel = 32;          // output rows of a packed panel
+constexpr int kCapacityField = 14;  // Node::i: rows the node's tensors hold
+
+struct EmbeddingArgs {
+    const int32_t* ids;
+    const void* table;
+    float* out;
+    int hidden, vocab, dtype;
+    float scale;
+    explicit EmbeddingArgs(const Node& n)
+        : ids(static_cast<const int32_t*>(n.p[0])), table(n.p[1]), out(static_cast<float*>(n.p[2])), hidden(n.i[0]),
+          vocab(n.i[1]), dtype(n.i[2]), scale(n.f[0]) {}
+};
+
+// rms_norm (residual null) and add_rms_norm.
+struct NormArgs {
+    const float* x;
+    const float* residual;
+    const float* weight;
+    float* out;
+    float* residual_out;
+    int hidden;
+    float eps, offset;
+    explicit NormArgs(const Node& n)
+        : x(static_cast<const float*>(n.p[0])), residual(static_cast<const float*>(n.p[1])),
+          weight(static_cast<const float*>(n.p[2])), out(static_cast<float*>(n.p[3])),
+          residual_out(static_cast<float*>(n.p[4])), hidden(n.i[0]), eps(n.f[0]), offset(n.f[1]) {}
+};
+
+struct AddArgs {
+    const float* x;
+    const float* y;
+    float* out;
+    int hidden;
+    explicit AddArgs(const Node& n)
+        : x(static_cast<const float*>(n.p[0])), y(static_cast<const float*>(n.p[1])), out(static_cast<float*>(n.p[2])),
+          hidden(n.i[0]) {}
+};
+
+struct GatedActArgs {
+    const float* gate_up;
+    float* out;
+    int inner, activation;
+    explicit GatedActArgs(const Node& n)
+        : gate_up(static_cast<const float*>(n.p[0])), out(static_cast<float*>(n.p[1])), inner(n.i[0]),
+          activation(n.i[1]) {}
+};
+
+// linear, and logits (row_index and softcap given).
+struct LinearArgs {
+    const float* x;
+    const uint8_t* data;
+    const void* scale;   // [panels][groups][kPanel] in scale_dtype, or null
+    const int8_t* zero;  // [panels][groups][kPanel], or null
+    const float* bias;   // [n], or null
+    float* out;
+    const int32_t* row_index;
+    int64_t panel_bytes;
+    int k, n, groups, group, dtype, scale_dtype, hidden_rows;
+    float softcap;       // 0: none
+    int panels() const { return (n + kPanel - 1) / kPanel; }
+    explicit LinearArgs(const Node& node)
+        : x(static_cast<const float*>(node.p[0])), data(static_cast<const uint8_t*>(node.p[1])), scale(node.p[2]),
+          zero(static_cast<const int8_t*>(node.p[3])), bias(static_cast<const float*>(node.p[4])),
+          out(static_cast<float*>(node.p[5])), row_index(static_cast<const int32_t*>(node.p[6])),
+          panel_bytes(qk_packed_bytes(node.i[3], kPanel, node.i[0], node.i[2])), k(node.i[0]), n(node.i[1]),
+          groups(node.i[2]), group(node.i[0] / node.i[2]), dtype(node.i[3]), scale_dtype(node.i[4]),
+          hidden_rows(node.i[5]), softcap(node.f[0]) {}
+};
+
+struct RopeArgs {
+    const float* qkv;
+    const int32_t* positions;
+    const int32_t* slots;
+    const float* cos;
+    const float* sin;
+    const float* q_norm;
+    const float* k_norm;
+    void* k_cache;
+    void* v_cache;
+    const float* k_scale;
+    const float* v_scale;
+    float* q_out;
+    int num_heads, num_kv_heads, head_dim, rotary_half, cache_dtype, block_size, num_blocks, num_positions;
+    float eps, offset;
+    explicit RopeArgs(const Node& n)
+        : qkv(static_cast<const float*>(n.p[0])), positions(static_cast<const int32_t*>(n.p[1])),
+          slots(static_cast<const int32_t*>(n.p[2])), cos(static_cast<const float*>(n.p[3])),
+          sin(static_cast<const float*>(n.p[4])), q_norm(static_cast<const float*>(n.p[5])),
+          k_norm(static_cast<const float*>(n.p[6])), k_cache(n.p[7]), v_cache(n.p[8]),
+          k_scale(static_cast<const float*>(n.p[9])), v_scale(static_cast<const float*>(n.p[10])),
+          q_out(static_cast<float*>(n.p[11])), num_heads(n.i[0]), num_kv_heads(n.i[1]), head_dim(n.i[2]),
+          rotary_half(n.i[3]), cache_dtype(n.i[4]), block_size(n.i[5]), num_blocks(n.i[6]), num_positions(n.i[7]),
+          eps(n.f[0]), offset(n.f[1]) {}
+};
+
+struct AttentionArgs {
+    const float* q;
+    const void* k_cache;
+    const void* v_cache;
+    const float* k_scale;
+    const float* v_scale;
+    const int32_t* block_table;
+    const int32_t* query_start;
+    const int32_t* seq_lens;
+    float* out;
+    int num_heads, num_kv_heads, head_dim, cache_dtype, block_size, num_blocks, table_width, window;  // window 0: none
+    int max_sequences, max_tokens;
+    float scale, softcap;                                                                             // softcap 0: none
+    int group() const { return num_heads / num_kv_heads; }
+    // Queries an item handles: about 48 rows (query heads of one KV head × queries) share each converted KV tile.
+    int queries() const { return group() >= 48 ? 1 : 48 / group(); }
+    explicit AttentionArgs(const Node& n)
+        : q(static_cast<const float*>(n.p[0])), k_cache(n.p[1]), v_cache(n.p[2]),
+          k_scale(static_cast<const float*>(n.p[3])), v_scale(static_cast<const float*>(n.p[4])),
+          block_table(static_cast<const int32_t*>(n.p[5])), query_start(static_cast<const int32_t*>(n.p[6])),
+          seq_lens(static_cast<const int32_t*>(n.p[7])), out(static_cast<float*>(n.p[8])), num_heads(n.i[0]),
+          num_kv_heads(n.i[1]), head_dim(n.i[2]), cache_dtype(n.i[3]), block_size(n.i[4]), num_blocks(n.i[5]),
+          table_width(n.i[6]), window(n.i[7]), max_sequences(n.i[8]), max_tokens(n.i[kCapacityField]), scale(n.f[0]), softcap(n.f[1]) {}
+};
+
+}  // namespace

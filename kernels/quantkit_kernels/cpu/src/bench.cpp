@@ -1,0 +1,69 @@
+// The ceilings every figure is a share of: memory read and FP32 FMA, measured by the threads that run the kernels.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "isa.h"
+#include "kernels.h"
+#include "list.h"
+#include "team.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Work {
+    const KernelSet* kernels;
+    const char* data;
+    int64_t bytes;  // a thread
+    int64_t iterations;
+    double flops[256];
+};
+
+template <class Fn>
+double best_seconds(int32_t rounds, const Fn& once) {
+    double best = 1e30;
+    for (int32_t round = 0; round < rounds; ++round) {
+        const Clock::time_point start = Clock::now();
+        once();
+        const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+}  // namespace
+
+QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t rounds) {
+    const KernelSet* kernels = kernels_of(isa);
+    if (!kernels || threads < 1) return 0;
+    const int64_t share = bytes / threads / 4096 * 4096;
+    void* data = std::aligned_alloc(4096, static_cast<size_t>(share * threads));
+    if (!data) return 0;
+    std::memset(data, 1, static_cast<size_t>(share * threads));
+    Work work{kernels, static_cast<const char*>(data), share, 0, {}};
+    const int32_t chunks[1] = {threads};
+    const auto run = [](void* context, int32_t, int32_t chunk, int32_t) {
+        const Work& w = *static_cast<Work*>(context);
+        volatile int64_t sink = w.kernels->read(w.data + chunk * w.bytes, w.bytes);
+        (void)sink;
+    };
+    const double seconds = best_seconds(rounds, [&] { Team::of(threads).run({chunks, 1, run, &work}); });
+    std::free(data);
+    return static_cast<double>(share * threads) / seconds;
+}
+
+QK_API double qk_bench_fma(int32_t isa, int32_t threads, int32_t rounds) {
+    const KernelSet* kernels = kernels_of(isa);
+    if (!kernels || threads < 1 || threads > 256) return 0;
+    Work work{kernels, nullptr, 0, 200000, {}};
+    const int32_t chunks[1] = {threads};
+    const auto run = [](void* context, int32_t, int32_t chunk, int32_t) {
+        Work& w = *static_cast<Work*>(context);
+        w.flops[chunk] = w.kernels->fma(w.iterations);
+    };
+    const double seconds = best_seconds(rounds, [&] { Team::of(threads).run({chunks, 1, run, &work}); });
+    double flops = 0;
+    for (int32_t t = 0; t < threads; ++t) flops += work.flops[t];
+    return flops / seconds;
+}

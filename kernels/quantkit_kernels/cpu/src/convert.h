@@ -1,0 +1,47 @@
+// Scalar conversions between float and 16-bit floats, round to nearest even, for row tails and the portable unit.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+static inline uint32_t bits_of(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float float_of(uint32_t u) {
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+}
+
+static inline float bf16_to_float(uint16_t h) { return float_of(static_cast<uint32_t>(h) << 16); }
+
+static inline uint16_t float_to_bf16(float x) {
+    const uint32_t u = bits_of(x);
+    if ((u & 0x7fffffff) > 0x7f800000) return 0x7fc0;  // as torch casts NaN
+    return static_cast<uint16_t>((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static inline float half_to_float(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16;
+    const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
+    const uint32_t exponent = h & 0x7c00;
+    if (exponent == 0x7c00) return float_of(sign | 0x7f800000 | magnitude);
+    if (exponent) return float_of(sign | (magnitude + (112u << 23)));
+    // Subnormal: 0.5·2^-14 as the magic base, exact in float.
+    return float_of(sign | bits_of(float_of(magnitude + (113u << 23)) - float_of(113u << 23)));
+}
+
+static inline uint16_t float_to_half(float x) {
+    const uint32_t u = bits_of(x);
+    const uint16_t sign = static_cast<uint16_t>(u >> 16 & 0x8000);
+    const uint32_t magnitude = u & 0x7fffffff;
+    if (magnitude > 0x7f800000) return sign | 0x7e00;
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds past 65504
+    if (magnitude < 0x38800000) {                       // below 2^-14: let the FPU round at 2^-24
+        const float rounded = float_of(magnitude) + 0.5f;
+        return sign | static_cast<uint16_t>(bits_of(rounded) - bits_of(0.5f));
+    }
+    return sign | static_cast<uint16_t>((magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13);
+}

@@ -1,0 +1,46 @@
+// What an instruction set's translation unit offers, and what a chunk of work is told.
+#pragma once
+#include "args.h"
+
+// A run of consecutive queries of one sequence: one item of attention work for each KV head.
+struct QueryTile {
+    int32_t sequence;
+    int32_t first;  // first query, counted inside the sequence's new tokens
+    int32_t count;
+};
+
+// How one node is cut into chunks for the step at hand. Never changes a result, only who computes it.
+struct Plan {
+    int32_t chunks;
+    int32_t rows_per_chunk;
+    int32_t panels_per_chunk;
+    int32_t panel_chunks;
+    const QueryTile* tiles;
+};
+
+struct Task {
+    const Node* node;
+    const Plan* plan;
+    int32_t rows;     // tokens, or logits rows for kLogits
+    int32_t chunk;
+    float* scratch;   // this thread's, 64-byte aligned
+};
+
+struct KernelSet {
+    void (*run)(const Task& task);
+    int64_t (*scratch)(const Node& node);  // floats of scratch a thread needs for it
+    int32_t gemv_rows;                     // up to so many rows linear dequantizes in registers, beyond into a tile
+    int32_t gemv_panels;                   // panels it then takes together
+    int64_t (*read)(const void* data, int64_t bytes);  // a sum, so that the read is not optimised away
+    double (*fma)(int64_t iterations);                 // FLOP done
+};
+
+constexpr int kRowBlock = 192;   // rows a GEMM chunk handles at most
+constexpr int kDepthBlock = 128; // input channels of a dequantized tile
+constexpr int kKvTile = 64;      // positions of a KV tile, aligned to absolute positions
+
+extern const KernelSet kPortableKernels;
+#if QK_X86
+extern const KernelSet kAvx2Kernels;
+extern const KernelSet kAvx512Kernels;
+#endif

@@ -1,0 +1,294 @@
+// Matrix product with packed weights: y = x · wᵀ + bias, w = (code - zero) · scale.
+//
+// For each output the products of a group are added in channel order into one accumulator, which is then multiplied by
+// the group's scale and added to the total. Few rows dequantize in registers, many through a tile in L1; both do the
+// same arithmetic in the same order, so a row's bits depend neither on the number of rows nor on the cut into chunks.
+
+namespace {
+
+constexpr int kVectors = kPanel / W;  // vectors of a panel
+
+struct Float32Format {
+    static constexpr int kBytes = 4;
+    static constexpr float kUnit = 1.0f;
+    static F load(const uint8_t* p) { return Simd::load(reinterpret_cast<const float*>(p)); }
+};
+struct Float16Format {
+    static constexpr int kBytes = 2;
+    static constexpr float kUnit = 1.0f;
+    static F load(const uint8_t* p) { return Simd::from_f16(reinterpret_cast<const uint16_t*>(p)); }
+};
+struct BFloat16Format {
+    static constexpr int kBytes = 2;
+    static constexpr float kUnit = 1.0f;
+    static F load(const uint8_t* p) { return Simd::from_bf16(reinterpret_cast<const uint16_t*>(p)); }
+};
+struct Int8Format {
+    static constexpr int kBytes = 1;
+    static constexpr float kUnit = 1.0f;
+    static F load(const uint8_t* p) { return Simd::from_i8(reinterpret_cast<const int8_t*>(p)); }
+};
+struct Int4Format {
+    static constexpr int kBytes = 0;  // eight channels share words
+    static constexpr float kUnit = Simd::kNibbleUnit;
+};
+
+template <class Format>
+constexpr bool is_int4 = Format::kBytes == 0;
+
+// Scales or zero points of one group of one panel, vector c.
+QK_INLINE F scale_at(const LinearArgs& a, int64_t index, float unit) {
+    F s;
+    if (a.scale_dtype == kF16) s = Simd::from_f16(static_cast<const uint16_t*>(a.scale) + index);
+    else if (a.scale_dtype == kBF16) s = Simd::from_bf16(static_cast<const uint16_t*>(a.scale) + index);
+    else s = Simd::load(static_cast<const float*>(a.scale) + index);
+    return unit == 1.0f ? s : Simd::mul(s, Simd::set(unit));
+}
+
+// Codes are divided by the format's unit, so zero points are too; both are exact.
+template <class Format>
+QK_INLINE F zero_at(const LinearArgs& a, int64_t index) {
+    const F z = Simd::from_i8(a.zero + index);
+    return Format::kUnit == 1.0f ? z : Simd::mul(z, Simd::set(1.0f / Format::kUnit));
+}
+
+QK_INLINE void write_out(const LinearArgs& a, int64_t row, int column, F y) {
+    const int left = a.n - column;
+    if (left <= 0) return;
+    if (a.bias) y = Simd::add(y, left >= W ? Simd::load(a.bias + column) : Simd::load_n(a.bias + column, left));
+    if (a.softcap > 0) y = soft_capped(y, a.softcap);
+    float* out = a.out + row * a.n + column;
+    if (left >= W) Simd::store(out, y);
+    else Simd::store_n(out, y, left);
+}
+
+// Hands the weights of a group's channels, in order, to `use(k, w)`: code - zero for P panels side by side.
+template <class Format, int P>
+struct PanelReader {
+    const uint8_t* group[P];
+    F zero[P * kVectors];
+    bool zeros;
+
+    QK_INLINE void open(const LinearArgs& a, int panel, int g) {
+        zeros = a.zero != nullptr;
+        const int64_t group_bytes = a.panel_bytes / a.groups;
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) group[p] = a.data + (panel + p) * a.panel_bytes + g * group_bytes;
+        for (int c = 0; c < P * kVectors; ++c) {
+            const int64_t index = ((panel + c / kVectors) * static_cast<int64_t>(a.groups) + g) * kPanel + c % kVectors * W;
+            zero[c] = zeros ? zero_at<Format>(a, index) : Simd::zero();
+        }
+    }
+
+    template <bool kZeros, int N, class Use>
+    QK_INLINE void nibbles(const Simd::Nibbles (&v)[P * kVectors], int k, int count, const Use& use) const {
+        if (N < count) {
+            F w[P * kVectors];
+#pragma GCC unroll 16
+            for (int c = 0; c < P * kVectors; ++c) {
+                w[c] = Simd::nibble<N>(v[c]);
+                if constexpr (kZeros) w[c] = Simd::sub(w[c], zero[c]);
+            }
+            use(k + N, w);
+        }
+        if constexpr (N < 7) nibbles<kZeros, N + 1>(v, k, count, use);
+    }
+
+    template <bool kZeros, class Use>
+    QK_INLINE void walk(int k0, int k1, const Use& use) const {
+        if constexpr (is_int4<Format>) {
+            for (int k = k0; k < k1; k += 8) {
+                Simd::Nibbles v[P * kVectors];
+#pragma GCC unroll 16
+                for (int c = 0; c < P * kVectors; ++c) {
+                    const auto* words = reinterpret_cast<const uint32_t*>(group[c / kVectors]);
+                    v[c] = Simd::load_nibbles(words + k / 8 * kPanel + c % kVectors * W);
+                }
+                if (k + 8 <= k1) nibbles<kZeros, 0>(v, k, 8, use);
+                else nibbles<kZeros, 0>(v, k, k1 - k, use);
+            }
+        } else {
+            for (int k = k0; k < k1; ++k) {
+                F w[P * kVectors];
+#pragma GCC unroll 16
+                for (int c = 0; c < P * kVectors; ++c) {
+                    const int64_t at = static_cast<int64_t>(k) * kPanel + c % kVectors * W;
+                    w[c] = Format::load(group[c / kVectors] + at * Format::kBytes);
+                    if constexpr (kZeros) w[c] = Simd::sub(w[c], zero[c]);
+                }
+                use(k, w);
+            }
+        }
+    }
+
+    // k0 must be a multiple of 8.
+    template <class Use>
+    QK_INLINE void channels(int k0, int k1, const Use& use) const {
+        if (zeros) walk<true>(k0, k1, use);
+        else walk<false>(k0, k1, use);
+    }
+};
+
+// M rows by P panels, weights dequantized in registers.
+template <class Format, int M, int P>
+void gemv(const LinearArgs& a, const float* const (&x)[M], int64_t row, int panel) {
+    constexpr int C = P * kVectors;
+    F total[M][C];
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
+    }
+    PanelReader<Format, P> reader;
+    for (int g = 0; g < a.groups; ++g) {
+        reader.open(a, panel, g);
+        const int64_t first = static_cast<int64_t>(g) * a.group;
+        F acc[M][C];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) acc[m][c] = Simd::zero();
+        }
+        reader.channels(0, a.group, [&](int k, const F(&w)[C]) QK_LAMBDA_INLINE {
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+                const F value = Simd::set(x[m][first + k]);
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) acc[m][c] = Simd::fma(value, w[c], acc[m][c]);
+            }
+        });
+        for (int c = 0; c < C; ++c) {
+            if (!a.scale) {
+                for (int m = 0; m < M; ++m) total[m][c] = acc[m][c];
+                continue;
+            }
+            const int64_t index = ((panel + c / kVectors) * static_cast<int64_t>(a.groups) + g) * kPanel + c % kVectors * W;
+            const F scale = scale_at(a, index, Format::kUnit);
+            for (int m = 0; m < M; ++m) total[m][c] = Simd::fma(acc[m][c], scale, total[m][c]);
+        }
+    }
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) write_out(a, row + m, (panel + c / kVectors) * kPanel + c % kVectors * W, total[m][c]);
+    }
+}
+
+// Where a block of channels stands in its panel's sums.
+struct BlockSums {
+    float* part;    // [rows][kPanel], sums of a group not yet finished
+    float* total;   // [rows][kPanel], scaled sums of the groups before
+    int panel, g, depth;
+    bool opens, closes;  // the block is its group's first, its last
+    float unit;
+};
+
+// `rows` rows of x (row stride lda) by the dequantized tile [depth][kPanel].
+inline void multiply_tile(const LinearArgs& a, const float* x, int64_t row0, int rows, const float* tile, const BlockSums& s) {
+    const int64_t lda = a.k;
+    const bool last = s.closes && s.g == a.groups - 1;
+    const int step = tile_rows(rows);
+    for (int r = 0; r < rows; r += step) {
+        with_count<kTileRows>(least(step, rows - r), [&](auto count) QK_LAMBDA_INLINE {
+            constexpr int M = decltype(count)::value;
+            for (int c0 = 0; c0 < kVectors; c0 += 2) {
+                F acc[M][2];
+                float* partial = s.part + r * kPanel + c0 * W;
+                float* sum = s.total + r * kPanel + c0 * W;
+#pragma GCC unroll 16
+                for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+                    for (int c = 0; c < 2; ++c) acc[m][c] = s.opens ? Simd::zero() : Simd::load(partial + m * kPanel + c * W);
+                }
+                multiply<M, 2>(acc, s.depth, x + r * lda, lda, tile + c0 * W, kPanel);
+#pragma GCC unroll 2
+                for (int c = 0; c < 2; ++c) {
+                    if (s.closes && a.scale) {
+                        const int64_t index = (s.panel * static_cast<int64_t>(a.groups) + s.g) * kPanel + (c0 + c) * W;
+                        const F scale = scale_at(a, index, s.unit);
+#pragma GCC unroll 16
+                        for (int m = 0; m < M; ++m) {
+                            const F before = s.g == 0 ? Simd::zero() : Simd::load(sum + m * kPanel + c * W);
+                            acc[m][c] = Simd::fma(acc[m][c], scale, before);
+                        }
+                    }
+                    float* rest = s.closes ? sum : partial;
+#pragma GCC unroll 16
+                    for (int m = 0; m < M; ++m) {
+                        if (last) write_out(a, row0 + r + m, s.panel * kPanel + (c0 + c) * W, acc[m][c]);
+                        else Simd::store(rest + m * kPanel + c * W, acc[m][c]);
+                    }
+                }
+            }
+        });
+    }
+}
+
+// One panel by many rows: per block of channels the panel is dequantized once into a tile that stays in L1.
+template <class Format>
+void gemm_panel(const LinearArgs& a, const float* x, int64_t row0, int rows, int panel, float* scratch) {
+    float* tile = scratch;
+    float* part = tile + kDepthBlock * kPanel;
+    float* total = part + kRowBlock * kPanel;
+    PanelReader<Format, 1> reader;
+    for (int g = 0; g < a.groups; ++g) {
+        reader.open(a, panel, g);
+        for (int k0 = 0; k0 < a.group; k0 += kDepthBlock) {
+            const int k1 = least(a.group, k0 + kDepthBlock);
+            reader.channels(k0, k1, [&](int k, const F(&w)[kVectors]) QK_LAMBDA_INLINE {
+                for (int c = 0; c < kVectors; ++c) Simd::store(tile + (k - k0) * kPanel + c * W, w[c]);
+            });
+            const float* block = x + static_cast<int64_t>(g) * a.group + k0;
+            multiply_tile(a, block, row0, rows, tile, {part, total, panel, g, k1 - k0, k0 == 0, k1 == a.group, Format::kUnit});
+        }
+    }
+}
+
+constexpr int kGemvRows = 1;
+// Panels taken together for one row: enough independent sums to hide the latency of an FMA.
+template <class Format>
+constexpr int kGemvPanels = Simd::kRegisters == 32 ? 4 : (is_int4<Format> ? 1 : 2);
+
+template <class Format>
+void linear_chunk(const LinearArgs& a, const Task& task) {
+    const Plan& plan = *task.plan;
+    const int row0 = task.chunk / plan.panel_chunks * plan.rows_per_chunk;
+    const int rows = least(plan.rows_per_chunk, task.rows - row0);
+    const int panel0 = task.chunk % plan.panel_chunks * plan.panels_per_chunk;
+    const int panels = least(plan.panels_per_chunk, a.panels() - panel0);
+    const float* x = a.x + static_cast<int64_t>(row0) * a.k;
+    float* scratch = task.scratch;
+    if (a.row_index) {
+        for (int r = 0; r < rows; ++r) {
+            const float* source = a.x + static_cast<int64_t>(a.row_index[row0 + r]) * a.k;
+            std::memcpy(scratch + static_cast<int64_t>(r) * a.k, source, sizeof(float) * a.k);
+        }
+        x = scratch;
+        scratch += up(plan.rows_per_chunk * a.k, 16);
+    }
+    if (rows > kGemvRows) {
+        for (int p = 0; p < panels; ++p) gemm_panel<Format>(a, x, row0, rows, panel0 + p, scratch);
+        return;
+    }
+    constexpr int P = kGemvPanels<Format>;
+    const float* const one[1] = {x};
+    for (int p = 0; p < panels; p += P) {
+        with_count<P>(least(P, panels - p), [&](auto count) QK_LAMBDA_INLINE {
+            gemv<Format, 1, decltype(count)::value>(a, one, row0, panel0 + p);
+        });
+    }
+}
+
+void linear(const Task& task) {
+    const LinearArgs a(*task.node);
+    switch (a.dtype) {
+        case kF32: return linear_chunk<Float32Format>(a, task);
+        case kF16: return linear_chunk<Float16Format>(a, task);
+        case kBF16: return linear_chunk<BFloat16Format>(a, task);
+        case kI8: return linear_chunk<Int8Format>(a, task);
+        default: return linear_chunk<Int4Format>(a, task);
+    }
+}
+
+int64_t linear_scratch(const LinearArgs& a) {
+    const int64_t gathered = a.row_index ? up(kRowBlock * a.k, 16) : 0;
+    return gathered + kDepthBlock * kPanel + 2 * kRowBlock * kPanel;
+}
+
+}  // namespace

@@ -1,0 +1,174 @@
+// A list of nodes bound to tensors: made once, run once a step. Nothing is allocated in a step.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "isa.h"
+#include "kernels.h"
+#include "list.h"
+#include "team.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+struct Free {
+    void operator()(void* p) const { std::free(p); }
+};
+using Floats = std::unique_ptr<float, Free>;
+
+Floats aligned_floats(int64_t count) {
+    const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 4095) / 4096 * 4096 + 4096;
+    return Floats(static_cast<float*>(std::aligned_alloc(4096, bytes)));
+}
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Elements a chunk of a row-wise op should have, so that claiming it costs little beside doing it.
+constexpr int kElementsPerChunk = 8192;
+// Chunks a thread should get of a product, so that the last ones even out.
+constexpr int kChunksPerThread = 6;
+
+}  // namespace
+
+const KernelSet* kernels_of(int32_t isa) {
+    if (!(isa & qk_isa_mask())) return nullptr;
+#if QK_X86
+    if (isa == kIsaAvx512) return &kAvx512Kernels;
+    if (isa == kIsaAvx2) return &kAvx2Kernels;
+#endif
+    return isa == kIsaPortable ? &kPortableKernels : nullptr;
+}
+
+struct List {
+    std::vector<Node> nodes;
+    std::vector<Plan> plans;
+    std::vector<int32_t> chunks;
+    std::vector<std::vector<QueryTile>> tiles;  // by attention node, empty where an earlier node's are shared
+    std::vector<int32_t> tiles_from;            // node whose tiles this node uses, -1 if not attention
+    std::vector<Floats> scratch;
+    const KernelSet* kernels = nullptr;
+    int threads = 1;
+    int32_t tokens = 0, rows = 0;
+
+    void plan_rows(int node, int count, int width) {
+        const int per_chunk = std::max(1, kElementsPerChunk / std::max(1, width));
+        plans[node] = {ceil_div(count, per_chunk), per_chunk, 0, 0, nullptr};
+    }
+
+    void plan_product(int node, int count) {
+        const LinearArgs a(nodes[node]);
+        Plan& plan = plans[node];
+        const int blocks = std::max(1, ceil_div(count, count <= kernels->gemv_rows ? 1 : kRowBlock));
+        plan.rows_per_chunk = std::max(1, ceil_div(count, blocks));
+        const int unit = count <= kernels->gemv_rows ? kernels->gemv_panels : 1;
+        const int wanted = std::max(1, threads * kChunksPerThread / blocks);
+        plan.panels_per_chunk = std::max(1, ceil_div(ceil_div(a.panels(), wanted), unit)) * unit;
+        plan.panel_chunks = ceil_div(a.panels(), plan.panels_per_chunk);
+        plan.chunks = count == 0 ? 0 : ceil_div(count, plan.rows_per_chunk) * plan.panel_chunks;
+    }
+
+    void plan_attention(int node, int sequences) {
+        const AttentionArgs a(nodes[node]);
+        const int source = tiles_from[node];
+        Plan& plan = plans[node];
+        if (source != node) {
+            plan.tiles = plans[source].tiles;
+            plan.chunks = plans[source].chunks / AttentionArgs(nodes[source]).num_kv_heads * a.num_kv_heads;
+            return;
+        }
+        QueryTile* out = tiles[node].data();
+        int count = 0;
+        for (int b = 0; b < sequences; ++b) {
+            const int fresh = a.query_start[b + 1] - a.query_start[b];
+            for (int first = 0; first < fresh; first += a.queries()) {
+                out[count++] = {b, first, std::min(a.queries(), fresh - first)};
+            }
+        }
+        plan.tiles = out;
+        plan.chunks = count * a.num_kv_heads;
+    }
+
+    void plan_step(int32_t step_tokens, int32_t sequences, int32_t step_rows) {
+        tokens = step_tokens;
+        rows = step_rows;
+        for (size_t n = 0; n < nodes.size(); ++n) {
+            const int i = static_cast<int>(n);
+            const Node& node = nodes[n];
+            switch (node.op) {
+                case kLinear: plan_product(i, tokens); break;
+                case kLogits: plan_product(i, rows); break;
+                case kPagedAttention: plan_attention(i, sequences); break;
+                case kQkNormRopeKvWrite: plan_rows(i, tokens, (node.i[0] + 2 * node.i[1]) * node.i[2]); break;
+                default: plan_rows(i, tokens, node.i[0]); break;
+            }
+            chunks[n] = plans[n].chunks;
+        }
+    }
+
+    static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
+        const List& list = *static_cast<List*>(context);
+        const Node& n = list.nodes[node];
+        const int32_t rows = n.op == kLogits ? list.rows : list.tokens;
+        list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get()});
+    }
+};
+
+QK_API int32_t qk_abi_version() { return kAbiVersion; }
+QK_API int32_t qk_isa_mask() { return isa_mask(); }
+QK_API const char* qk_last_error() { return last_error.c_str(); }
+
+QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32_t threads) {
+    const KernelSet* kernels = kernels_of(isa);
+    if (!kernels || threads < 1) {
+        last_error = !kernels ? "this processor cannot run the instruction set asked for" : "a list needs at least one thread";
+        return nullptr;
+    }
+    auto list = std::make_unique<List>();
+    list->nodes.assign(nodes, nodes + count);
+    list->plans.resize(count);
+    list->chunks.resize(count);
+    list->tiles.resize(count);
+    list->tiles_from.assign(count, -1);
+    list->kernels = kernels;
+    list->threads = threads;
+    int64_t floats = 16;
+    for (int32_t n = 0; n < count; ++n) {
+        floats = std::max(floats, kernels->scratch(nodes[n]));
+        if (nodes[n].op != kPagedAttention) continue;
+        const AttentionArgs a(nodes[n]);
+        list->tiles_from[n] = n;
+        for (int32_t earlier = 0; earlier < n; ++earlier) {
+            if (list->tiles_from[earlier] != earlier) continue;
+            const AttentionArgs b(nodes[earlier]);
+            if (b.query_start == a.query_start && b.queries() == a.queries()) {
+                list->tiles_from[n] = earlier;
+                break;
+            }
+        }
+        // Every sequence may leave one tile part empty.
+        if (list->tiles_from[n] == n) list->tiles[n].resize(ceil_div(a.max_tokens, a.queries()) + a.max_sequences);
+    }
+    for (int32_t thread = 0; thread < threads; ++thread) {
+        list->scratch.push_back(aligned_floats(floats));
+        if (!list->scratch.back()) {
+            last_error = "out of memory for the threads' scratch";
+            return nullptr;
+        }
+    }
+    return list.release();
+}
+
+QK_API void qk_list_destroy(List* list) { delete list; }
+
+QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_t rows) {
+    const StepCounts counts{tokens, sequences, rows};
+    if (!check_step(list->nodes.data(), static_cast<int32_t>(list->nodes.size()), counts, &last_error)) return 1;
+    list->plan_step(tokens, sequences, rows);
+    // Looked up by process: the threads of a parent do not exist in its forked child.
+    Team::of(list->threads).run({list->chunks.data(), static_cast<int32_t>(list->nodes.size()), &List::run_chunk, list});
+    return 0;
+}

@@ -1,0 +1,120 @@
+// Vector primitives, AVX2 with FMA and F16C: 8 floats. See simd_portable.h for what each one means.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+struct Simd {
+    static constexpr int W = 8;
+    static constexpr int kRegisters = 16;
+    using F = __m256;
+
+    static F zero() { return _mm256_setzero_ps(); }
+    static F set(float x) { return _mm256_set1_ps(x); }
+    static F load(const float* p) { return _mm256_loadu_ps(p); }
+    static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+    static __m256i lanes() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+    static __m256i first(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lanes()); }
+    static F load_n(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+    static void store_n(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+
+    static F add(F a, F b) { return _mm256_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm256_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm256_min_ps(a, b); }
+    static F max(F a, F b) { return _mm256_max_ps(a, b); }
+    static float sum(F x) {
+        __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+    }
+    static float highest(F x) {
+        __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+        return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+    }
+
+    static F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F power_of_two(F n) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+    }
+    static F zero_below(F x, F limit, F y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
+    static F keep_lanes(F x, F other, int lo, int hi) {
+        const __m256i keep = _mm256_and_si256(_mm256_cmpgt_epi32(lanes(), _mm256_set1_epi32(lo - 1)), first(hi));
+        return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(keep));
+    }
+
+    static F from_i8(const int8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    static F from_f16(const uint16_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static F from_bf16(const uint16_t* p) {
+        const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    }
+    static void to_i8(int8_t* p, F x) {
+        const __m256i wide = _mm256_cvtps_epi32(x);
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+    }
+    static void to_f16(uint16_t* p, F x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+
+    // Eight 4-bit codes of each of 8 output rows. Codes become signed bytes by a table; a byte shuffle then puts one
+    // into the top byte of each word, which converts to code · 2^24 without a shift or a mask of its own.
+    struct Nibbles {
+        __m256i even, odd;
+    };
+    static constexpr float kNibbleUnit = 1.0f / 16777216.0f;
+    static Nibbles load_nibbles(const uint32_t* p) {
+        const __m256i low = _mm256_set1_epi8(15);
+        const __m256i codes = _mm256_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7,  //
+                                               -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return {_mm256_shuffle_epi8(codes, _mm256_and_si256(v, low)),
+                _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16(v, 4), low))};
+    }
+    template <int I>
+    static F nibble(const Nibbles& v) {
+        constexpr char b = I / 2;
+        const __m256i top = _mm256_setr_epi8(-1, -1, -1, b, -1, -1, -1, b + 4, -1, -1, -1, b + 8, -1, -1, -1, b + 12,  //
+                                             -1, -1, -1, b, -1, -1, -1, b + 4, -1, -1, -1, b + 8, -1, -1, -1, b + 12);
+        return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(I % 2 ? v.odd : v.even, top));
+    }
+
+    // Transposes bytes: 16 rows, `columns` (a multiple of 16) bytes each, to [columns][16].
+    static void transpose_bytes(const int8_t* const* rows, int columns, int8_t* out) {
+        int c = 0;
+        for (; c + 32 <= columns; c += 32) {
+            __m256i a[16], b[16];
+            for (int i = 0; i < 16; ++i) a[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + c));
+            for (int stage = 0; stage < 2; ++stage) {
+                for (int i = 0; i < 8; ++i) {
+                    b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
+                    b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
+                }
+                for (int i = 0; i < 8; ++i) {
+                    a[2 * i] = _mm256_unpacklo_epi8(b[i], b[i + 8]);
+                    a[2 * i + 1] = _mm256_unpackhi_epi8(b[i], b[i + 8]);
+                }
+            }
+            for (int i = 0; i < 16; ++i) {
+                int8_t* column = out + (c + i) * 16;
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column), _mm256_castsi256_si128(a[i]));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 256), _mm256_extracti128_si256(a[i], 1));
+            }
+        }
+        for (; c < columns; c += 16) transpose_bytes_16(rows, c, out + c * 16);
+    }
+
+#include "simd_x86.inl"
+};
+
+}  // namespace

@@ -1,0 +1,104 @@
+// Vector primitives, AVX-512 (F, BW, DQ, VL): 16 floats. See simd_portable.h for what each one means.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace {
+
+struct Simd {
+    static constexpr int W = 16;
+    static constexpr int kRegisters = 32;
+    using F = __m512;
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F set(float x) { return _mm512_set1_ps(x); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+    static F load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+    static void store_n(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+
+    static F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F div(F a, F b) { return _mm512_div_ps(a, b); }
+    static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    static F min(F a, F b) { return _mm512_min_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static float sum(F x) { return _mm512_reduce_add_ps(x); }
+    static float highest(F x) { return _mm512_reduce_max_ps(x); }
+
+    static F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static F power_of_two(F n) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
+    }
+    static F zero_below(F x, F limit, F y) {
+        return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), _mm512_setzero_ps());
+    }
+    static F keep_lanes(F x, F other, int lo, int hi) {
+        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __mmask16 keep = _mm512_cmp_epi32_mask(lane, _mm512_set1_epi32(lo), _MM_CMPINT_NLT) &
+                               _mm512_cmp_epi32_mask(lane, _mm512_set1_epi32(hi), _MM_CMPINT_LT);
+        return _mm512_mask_mov_ps(other, keep, x);
+    }
+
+    static F from_i8(const int8_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
+    static F from_f16(const uint16_t* p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static F from_bf16(const uint16_t* p) {
+        const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
+    static void to_i8(int8_t* p, F x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+    }
+    static void to_f16(uint16_t* p, F x) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
+
+    // Eight 4-bit codes of each of 16 output rows. A 16-entry table of floats fits one register, and the permutation
+    // looks at the low four bits of its index only.
+    using Nibbles = __m512i;
+    static constexpr float kNibbleUnit = 1.0f;
+    static Nibbles load_nibbles(const uint32_t* p) { return _mm512_loadu_si512(p); }
+    template <int I>
+    static F nibble(const Nibbles& v) {
+        const F codes = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_permutexvar_ps(I == 0 ? v : _mm512_srli_epi32(v, 4 * I), codes);
+    }
+
+    // Transposes bytes: 16 rows, `columns` (a multiple of 16) bytes each, to [columns][16].
+    static void transpose_bytes(const int8_t* const* rows, int columns, int8_t* out) {
+        int c = 0;
+        for (; c + 64 <= columns; c += 64) {
+            __m512i a[16], b[16];
+            for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + c);
+            for (int stage = 0; stage < 2; ++stage) {
+                for (int i = 0; i < 8; ++i) {
+                    b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+                    b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+                }
+                for (int i = 0; i < 8; ++i) {
+                    a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+                    a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
+                }
+            }
+            for (int i = 0; i < 16; ++i) {
+                int8_t* column = out + (c + i) * 16;
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column), _mm512_castsi512_si128(a[i]));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 256), _mm512_extracti32x4_epi32(a[i], 1));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 512), _mm512_extracti32x4_epi32(a[i], 2));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 768), _mm512_extracti32x4_epi32(a[i], 3));
+            }
+        }
+        for (; c < columns; c += 16) transpose_bytes_16(rows, c, out + c * 16);
+    }
+
+#include "simd_x86.inl"
+};
+
+}  // namespace

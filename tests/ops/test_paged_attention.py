@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quantkit_kernels import cpu
+from quantkit_kernels.ops import paged_attention
+from tests.ops.native import GUARD, Cache, assert_rows, cache, int32, poisoned, run
+
+DTYPES = [torch.int8, torch.float16, torch.bfloat16, torch.float32]
+
+
+def attend(
+    isa: str, q: Tensor, paged: Cache, fresh: list[int], lengths: list[int], sizes: tuple[int, int, int],
+    window: int | None = None, softcap: float | None = None, threads: int = 2,
+) -> Tensor:  # fmt: skip
+    out = poisoned(q.shape[0] + GUARD, q.shape[1])
+    start = int32([0, *torch.tensor(fresh).cumsum(0).tolist()])
+    run(
+        isa,
+        lambda calls: calls.paged_attention(
+            q, paged.k, paged.v, paged.k_scale, paged.v_scale, paged.table, start, int32(lengths), out, *sizes,
+            sizes[2] ** -0.5, window, softcap,
+        ),
+        q.shape[0], len(fresh), threads=threads,
+    )  # fmt: skip
+    assert out[q.shape[0] :].isnan().all()
+    return out[: q.shape[0]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "fresh", "lengths", "block_size"),
+    [
+        ((9, 3, 64), [1, 1, 1], [1, 64, 131], 16),
+        ((4, 4, 80), [7, 1, 33], [7, 200, 150], 16),
+        ((8, 1, 72), [65], [65], 8),
+        ((2, 1, 128), [3, 0, 90], [67, 40, 130], 32),
+        ((6, 2, 20), [129, 1], [129, 17], 16),
+    ],
+)
+def test_attention_equals_its_reference(
+    isa: str, dtype: torch.dtype, sizes: tuple[int, int, int], fresh: list[int], lengths: list[int], block_size: int
+) -> None:
+    heads, kv_heads, head_dim = sizes
+    paged = cache(dtype, lengths, kv_heads, head_dim, block_size)
+    q = torch.randn(sum(fresh), heads * head_dim) * 2
+    start = int32([0, *torch.tensor(fresh).cumsum(0).tolist()])
+    for window, softcap in ((None, None), (19, None), (None, 5.0)):
+        expected = paged_attention.reference(
+            q, paged.k, paged.v, paged.k_scale, paged.v_scale, paged.table,
+            start, int32(lengths), *sizes, head_dim**-0.5, window, softcap,
+        )  # fmt: skip
+        out = attend(isa, q, paged, fresh, lengths, sizes, window, softcap)
+        assert_rows(out, expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 37])
+def test_decode_chunks_and_whole_prefill_give_the_same_bits(isa: str, dtype: torch.dtype, window: int | None) -> None:
+    sizes, length = (6, 2, 64), 150
+    paged = cache(dtype, [length], 2, 64)
+    q = torch.randn(length, 6 * 64)
+    whole = attend(isa, q, paged, [length], [length], sizes, window)
+    assert torch.equal(whole, attend(isa, q, paged, [length], [length], sizes, window, threads=1))
+    for first, last in ((0, 70), (70, 71), (71, 150)):
+        chunk = attend(isa, q[first:last].contiguous(), paged, [last - first], [last], sizes, window)
+        assert torch.equal(chunk, whole[first:last])
+    for position in (0, 1, 15, 63, 64, 65, 127, 128, 149):
+        alone = attend(isa, q[position : position + 1].contiguous(), paged, [1], [position + 1], sizes, window)
+        assert torch.equal(alone[0], whole[position])
+
+
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(isa: str) -> None:
+    sizes, lengths, fresh = (4, 2, 64), [90, 33, 64, 1], [1, 33, 12, 1]
+    paged = cache(torch.int8, lengths, 2, 64)
+    q = torch.randn(sum(fresh), 4 * 64)
+    batch = attend(isa, q, paged, fresh, lengths, sizes)
+    start = 0
+    for b, count in enumerate(fresh):
+        one = Cache(paged.k, paged.v, paged.k_scale, paged.v_scale, paged.table[b : b + 1].contiguous())
+        alone = attend(isa, q[start : start + count].contiguous(), one, [count], [lengths[b]], sizes, threads=1)
+        assert torch.equal(alone, batch[start : start + count])
+        start += count
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_cells_nobody_may_see_never_reach_the_result(isa: str, window: int | None) -> None:
+    sizes, length = (2, 1, 64), 70
+    paged = cache(torch.float32, [length], 1, 64)
+    q = torch.randn(1, 128)
+    clean = attend(isa, q, paged, [1], [length], sizes, window)
+    hidden = paged.slots(0, torch.arange(length if window is None else length - window))
+    if window is not None:
+        paged.k.view(-1, 64)[hidden] = float("nan")
+        paged.v.view(-1, 64)[hidden] = float("inf")
+        paged.table[0, : (length - window) // 16] = -1
+    spoiled = attend(isa, q, paged, [1], [length], sizes, window)
+    assert clean.isfinite().all()
+    assert torch.equal(clean, spoiled)
+
+
+def test_no_sequences_write_nothing(isa: str) -> None:
+    paged = cache(torch.int8, [5], 1, 64)
+    out = attend(isa, torch.randn(0, 64), paged, [], [], (1, 1, 64))
+    assert out.shape[0] == 0
+
+
+@pytest.mark.parametrize(("length", "block", "message"), [(17, 9, "block_table row"), (200, 0, "columns")])
+def test_a_block_outside_the_cache_is_refused(isa: str, length: int, block: int, message: str) -> None:
+    store = torch.zeros(4, 1, 16, 64)
+    calls = cpu.CallList(threads=1, isa=isa)
+    calls.paged_attention(
+        torch.zeros(1, 64), store, store.clone(), None, None, int32([[1, block, 2]]), int32([0, 1]), int32([length]),
+        poisoned(1, 64), 1, 1, 64, 1.0,
+    )  # fmt: skip
+    with pytest.raises(IndexError, match=message):
+        calls.run(1, 1, 0)
