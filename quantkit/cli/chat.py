@@ -28,10 +28,11 @@ def chat(
     accept_ungated: Annotated[bool, typer.Option("--accept-ungated", help="Run without a covering verdict.")] = False,
 ) -> None:
     """Talk to an artifact in the terminal."""
+    from quantkit.artifact.layout import MANIFEST
     from quantkit.runtime.api import Engine
 
     options: dict[str, Any] = {"max_num_seqs": 1, "threads": threads, "accept_ungated": accept_ungated}
-    is_artifact = (artifact / "quantkit" / "manifest.json").is_file()
+    is_artifact = (artifact / MANIFEST).is_file()
     engine = Engine(artifact, **options) if is_artifact else Engine.from_source(str(artifact), **options)
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     params = engine.text.default_sampling(**{name: value for name, value in given.items() if value is not None})

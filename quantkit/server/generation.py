@@ -56,13 +56,16 @@ class Generation:
         inbox = Inbox()
         try:
             self._submit(inbox)
+            choices = {choice.request_id: choice for choice in self.choices}
             while not all(choice.finished for choice in self.choices):
-                outputs = await inbox.take()
-                self._observe(sum(len(output.token_ids) for output in outputs))
-                for choice in self.choices:
-                    own = [output for output in outputs if output.request_id == choice.request_id]
-                    if own and not choice.finished:
-                        yield choice, self._piece(choice, own)
+                gained: dict[str, list[RequestOutput]] = {}
+                for output in await inbox.take():
+                    gained.setdefault(output.request_id, []).append(output)
+                self._observe(sum(len(output.token_ids) for outputs in gained.values() for output in outputs))
+                for request_id, outputs in gained.items():
+                    choice = choices[request_id]
+                    if not choice.finished:
+                        yield choice, self._piece(choice, outputs)
         finally:
             self._supervisor.abort(choice.request_id for choice in self.choices)
             self._note()

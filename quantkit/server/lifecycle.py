@@ -103,8 +103,9 @@ class _Server:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((serving, engine, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if engine.done():
-                engine.result()
+            for task in (serving, engine):
+                if task.done():
+                    task.result()
             if self._service.started is not None:
                 await self._drain()
             return 0

@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import openai
 import pytest
 
@@ -194,27 +193,6 @@ def test_unknown_models_and_paths_are_404_in_the_apis_shape(client):
     for response in (client.post(CHAT, json={"model": "other", "messages": HELLO}), client.get("/v1/nothing")):
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "not_found_error"
-
-
-LONG = {"messages": HELLO, "max_tokens": 500, "ignore_eos": True}
-
-
-def _aborted(server):
-    return server.metric("quantkit_requests_ended_total", outcome="aborted")
-
-
-def test_a_client_that_leaves_its_stream_frees_its_blocks(server, client):
-    before = _aborted(server)
-    with client.stream("POST", CHAT, json=LONG | {"stream": True}) as response:
-        next(response.iter_lines())
-    assert eventually(lambda: _aborted(server) == before + 1)
-
-
-def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(server, client):
-    before = _aborted(server)
-    with pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=LONG | {"n": 8}, timeout=0.2)
-    assert eventually(lambda: _aborted(server) == before + 1)
 
 
 def test_texts_survive_tokenizing_and_back(client):

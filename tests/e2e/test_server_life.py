@@ -17,12 +17,14 @@ from tests.e2e.serving import Server, eventually
 from tests.tiny import make_checkpoint
 
 CHAT = "/v1/chat/completions"
-OPTIONS = ("--accept-ungated", "--threads", "1", "--max-model-len", "4000", "--kv-cache-gib", "0.05")
+OPTIONS = ("--accept-ungated", "--threads", "1", "--max-model-len", "4000", "--kv-cache-gib", "0.3")
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return make_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny", "llama", max_position_embeddings=4096)
+def slow(tmp_path_factory):
+    """A model that takes some milliseconds a token, so that there is time to interfere."""
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16, "max_position_embeddings": 4096}
+    return make_checkpoint(tmp_path_factory.mktemp("slow") / "slow", "llama", dtype="float16", **sizes)
 
 
 def body(tokens=4, **fields):
@@ -71,8 +73,8 @@ def ready(server):
         return client.get("/ready").status_code == 200
 
 
-def test_a_killed_engine_fails_what_it_held_and_comes_back(tiny):
-    with Server(tiny, *OPTIONS) as server:
+def test_a_killed_engine_fails_what_it_held_and_comes_back(slow):
+    with Server(slow, *OPTIONS) as server:
         streaming = Stream(server, 3000)
         with ThreadPoolExecutor(1) as pool, server.client() as client:
             waiting = pool.submit(client.post, CHAT, json=body(3000))
@@ -90,8 +92,8 @@ def test_a_killed_engine_fails_what_it_held_and_comes_back(tiny):
         assert server.metric("quantkit_engine_deaths_total") == 1
 
 
-def test_a_hung_engine_is_not_ready_and_is_replaced(tiny):
-    with Server(tiny, *OPTIONS, "--hang-seconds", "4") as server:
+def test_a_hung_engine_is_not_ready_and_is_replaced(slow):
+    with Server(slow, *OPTIONS, "--hang-seconds", "4") as server:
         first = server.engine()
         first.suspend()
         assert eventually(lambda: not ready(server))
@@ -100,9 +102,9 @@ def test_a_hung_engine_is_not_ready_and_is_replaced(tiny):
         assert server.engine().pid != first.pid
 
 
-def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(tiny):
-    with Server(tiny, *OPTIONS) as server, server.client() as client:
-        streaming = Stream(server, 1500)
+def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(slow):
+    with Server(slow, *OPTIONS) as server, server.client() as client:
+        streaming = Stream(server, 300)
         server.process.send_signal(signal.SIGTERM)
         assert eventually(lambda: not ready(server))
         assert client.post(CHAT, json=body()).status_code == 503
@@ -113,8 +115,8 @@ def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(tiny):
         assert not engine.is_running()
 
 
-def test_a_second_signal_ends_a_drain_at_once(tiny):
-    with Server(tiny, *OPTIONS) as server:
+def test_a_second_signal_ends_a_drain_at_once(slow):
+    with Server(slow, *OPTIONS) as server:
         streaming = Stream(server, 3900)
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
@@ -127,16 +129,16 @@ def test_a_second_signal_ends_a_drain_at_once(tiny):
         assert eventually(lambda: streaming.broken)
 
 
-def test_a_drain_past_its_deadline_fails_what_is_left_and_exits_0(tiny):
-    with Server(tiny, *OPTIONS, "--drain-seconds", "0.2") as server:
+def test_a_drain_past_its_deadline_fails_what_is_left_and_exits_0(slow):
+    with Server(slow, *OPTIONS, "--drain-seconds", "0.2") as server:
         streaming = Stream(server, 3900)
         server.process.send_signal(signal.SIGTERM)
         assert "shutting down" in streaming.result()[-1]["error"]["message"]
         assert server.process.wait(20) == 0
 
 
-def test_the_engine_dies_with_a_killed_front(tiny):
-    with Server(tiny, *OPTIONS) as server:
+def test_the_engine_dies_with_a_killed_front(slow):
+    with Server(slow, *OPTIONS) as server:
         Stream(server, 3900)
         engine = server.engine()
         server.process.kill()
@@ -145,9 +147,9 @@ def test_the_engine_dies_with_a_killed_front(tiny):
 
 
 @pytest.fixture(scope="module")
-def guarded(tiny):
+def guarded(slow):
     options = ("--max-num-seqs", "1", "--queue-limit", "1")
-    with Server(tiny, *OPTIONS, *options, QUANTKIT_API_KEY="secret") as server:
+    with Server(slow, *OPTIONS, *options, QUANTKIT_API_KEY="secret") as server:
         yield server
 
 
@@ -164,7 +166,8 @@ def test_who_brings_no_valid_key_is_refused(guarded, key):
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(guarded):
     with guarded.client() as client, ThreadPoolExecutor(1) as pool:
         with client.stream("POST", CHAT, json=body(3900, stream=True)) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()  # kept: httpx closes the connection with its iterator
+            next(lines)
             second = pool.submit(client.post, CHAT, json=body())
             assert eventually(lambda: guarded.metric("quantkit_requests_in_flight") == 2)
             full = client.post(CHAT, json=body())
@@ -173,6 +176,37 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(guarded):
         assert int(full.headers["Retry-After"]) >= 1
         assert second.result(30).status_code == 200
         assert guarded.metric("quantkit_requests_refused_total", status="429") == 1
+
+
+def ended(server, outcome):
+    return server.metric("quantkit_requests_ended_total", outcome=outcome)
+
+
+def test_a_client_that_leaves_its_stream_frees_its_blocks(guarded):
+    before = ended(guarded, "aborted")
+    with guarded.client() as client, client.stream("POST", CHAT, json=body(3900, stream=True)) as answer:
+        lines = answer.iter_lines()  # kept: httpx closes the connection with its iterator
+        next(lines)
+        assert eventually(lambda: guarded.metric("quantkit_kv_blocks", state="used") > 0)
+    assert eventually(lambda: guarded.metric("quantkit_kv_blocks", state="used") == 0)
+    assert ended(guarded, "aborted") == before + 1
+
+
+def test_a_client_that_does_not_wait_for_its_answer_frees_its_blocks(guarded):
+    before = ended(guarded, "aborted")
+    with guarded.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(CHAT, json=body(3900), timeout=0.5)
+    assert eventually(lambda: ended(guarded, "aborted") == before + 1)
+    assert eventually(lambda: guarded.metric("quantkit_kv_blocks", state="used") == 0)
+
+
+def test_a_deadline_that_passes_in_the_queue_is_answered(guarded):
+    with guarded.client() as client, client.stream("POST", CHAT, json=body(3900, stream=True)) as first:
+        lines = first.iter_lines()  # kept: httpx closes the connection with its iterator
+        next(lines)
+        late = client.post(CHAT, json=body(deadline_ms=50))
+    assert late.status_code == 504
+    assert late.json()["error"]["code"] == "deadline_exceeded"
 
 
 def run(*arguments):
