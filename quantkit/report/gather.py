@@ -1,0 +1,136 @@
+"""Gathers a Report from an artifact's payload and the evidence beside it. Reads small files only, no weights."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quantkit import __version__
+from quantkit.artifact import layout
+from quantkit.artifact.read import Artifact, open_artifact
+from quantkit.formats.schemes import SCHEMES
+from quantkit.gate.evidence import FOLDER, read_evidence
+from quantkit.gate.run import DETAILS
+from quantkit.program.ir import Program, Weight
+from quantkit.report.model import Bytes, Cell, Memory, Report, Stage
+from quantkit.runtime.executor import KV_DTYPES
+
+RUN = Path("run") / "run.json"
+KINDS = (
+    "embedding",
+    "output head, 16-bit",
+    "attention output, 16-bit",
+    "other matrices, 16-bit",
+    "INT8",
+    "INT4",
+    "norms and biases",
+)
+
+
+def gather(path: Path | str) -> Report:
+    """The report of the artifact at `path`. CheckpointError when it or its evidence cannot be trusted."""
+    artifact = open_artifact(path, check="sizes")
+    evidence = artifact.folder / FOLDER
+    gate = read_evidence(evidence / DETAILS, artifact.payload_digest)
+    run = read_evidence(evidence / RUN, artifact.payload_digest)
+    stages = tuple(_stage(row) for row in (run or {}).get("stages", ()))
+    return Report(
+        name=artifact.folder.resolve().name,
+        payload_digest=artifact.payload_digest,
+        source=dict(artifact.manifest.source),
+        memory=_memory(artifact),
+        layers=_layers(artifact.program),
+        gate=gate,
+        calibration={**artifact.manifest.calibration, **_calibrated(run)},
+        checks=dict(artifact.manifest.checks),
+        run=None if run is None else {key: run[key] for key in _RUN_KEYS if key in run},
+        stages=stages,
+        commands=_commands(artifact, run),
+        version=__version__,
+    )
+
+
+_RUN_KEYS = ("recipe_file", "started", "seconds", "peak_anon_bytes", "environment")
+
+
+def _memory(artifact: Artifact) -> Memory:
+    program = artifact.program
+    tables = layout.tied_tables(program)
+    before, after = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    counted: set[str] = set()
+    for weight in program.weights.values():
+        if weight.kind == "scales" or layout.is_derived(weight, tables):
+            continue
+        kind = _kind(weight)
+        width = weight.shape[1] if len(weight.shape) == 2 else 1
+        for part in weight.parts:
+            before[kind] += 2 * width * (part.stop - part.start)
+            for name in _stored_names(weight, part.tensor):
+                if name in artifact.tensors and name not in counted:
+                    counted.add(name)
+                    after[kind] += artifact.tensors[name].size
+    kinds = tuple(Bytes(kind, before[kind], after[kind]) for kind in KINDS if before[kind] or after[kind])
+    elements = sum(2 * kv.num_kv_heads * kv.head_dim for kv in program.kv)
+    stored = sum(
+        2 * kv.num_kv_heads * kv.head_dim * torch.empty(0, dtype=KV_DTYPES[kv.format]).element_size()
+        for kv in program.kv
+    )
+    formats = "+".join(sorted({kv.format for kv in program.kv}))
+    payload = sum(entry.size for entry in artifact.manifest.files.values())
+    return Memory(kinds, formats, 2 * elements, stored, payload)
+
+
+def _kind(weight: Weight) -> str:
+    if weight.kind == "table":
+        return "embedding"
+    if weight.kind == "vector":
+        return "norms and biases"
+    bits = SCHEMES[weight.scheme].bits
+    if bits < 16:
+        return f"INT{bits}"
+    if weight.group == "lm_head":
+        return "output head, 16-bit"
+    return "attention output, 16-bit" if (weight.group or "").endswith(".o") else "other matrices, 16-bit"
+
+
+def _stored_names(weight: Weight, tensor: str) -> list[str]:
+    if weight.kind != "matrix" or not SCHEMES[weight.scheme].quantized:
+        return [tensor]
+    module = layout.module_of(tensor)
+    return [f"{module}.weight_{part}" for part in ("packed", "scale", "shape", "zero_point")]
+
+
+def _layers(program: Program) -> tuple[Cell, ...]:
+    cells = []
+    for group, weight in program.groups().items():
+        words = group.split(".")
+        layer = int(words[1]) if words[0] == "layers" else None
+        cells.append(Cell(group, layer, words[-1], weight.scheme, SCHEMES[weight.scheme].bits))
+    return tuple(cells)
+
+
+def _stage(row: Mapping[str, Any]) -> Stage:
+    return Stage(str(row["name"]), float(row["seconds"]), int(row["peak_anon_bytes"]), bool(row["cached"]))
+
+
+def _calibrated(run: Mapping[str, Any] | None) -> dict[str, Any]:
+    for row in (run or {}).get("stages", ()):
+        if row["name"] == "calibrate":
+            return {"coverage": row["facts"].get("coverage", {})}
+    return {}
+
+
+def _commands(artifact: Artifact, run: Mapping[str, Any] | None) -> tuple[str, ...]:
+    recipe = str((run or {}).get("recipe_file") or "recipe.yaml")
+    sets = [f"--set {shlex.quote(option)}" for option in ((run or {}).get("recipe") or {}).get("set", ())]
+    folder = shlex.quote(artifact.folder.name)
+    return (
+        " ".join(["quantkit build", shlex.quote(recipe), *sets]),
+        f"quantkit verify {folder}",
+        f"quantkit gate {folder}",
+        f"quantkit report {folder}",
+    )
