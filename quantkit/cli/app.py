@@ -12,11 +12,15 @@ from typing import Annotated
 import typer
 
 from quantkit import __version__
+from quantkit.cli.bench import throughput
 from quantkit.cli.build import build
+from quantkit.cli.chat import chat
+from quantkit.cli.gate import gate
 from quantkit.cli.init import init
 from quantkit.cli.inspect import inspect
 from quantkit.cli.plan import plan
 from quantkit.cli.schema import schema
+from quantkit.cli.serve import serve
 from quantkit.cli.verify import verify
 from quantkit.errors import QuantkitError
 
@@ -31,8 +35,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, schema, plan, build, inspect, verify):
+for command in (init, plan, build, inspect, verify, gate, serve, chat, schema):
     app.command()(command)
+app.command("bench")(throughput)
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Every failure is one line on stderr."""
     debug = "--debug" in arguments
-    level = logging.DEBUG if debug else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("quantkit").setLevel(logging.DEBUG if debug else logging.WARNING)
     try:
         code = app([a for a in arguments if a != "--debug"], prog_name="quantkit", standalone_mode=False)
         if code == INTERRUPTED:

@@ -112,7 +112,12 @@ class KVCacheSection(Section):
 class RuntimeSection(Section):
     """What the artifact is served with unless `serve` is told otherwise."""
 
-    max_model_len: int = Field(default=2048, ge=16, le=1_048_576, description="Tokens of prompt and answer together.")
+    max_model_len: int | None = Field(
+        default=None,
+        ge=16,
+        le=1_048_576,
+        description="Tokens of prompt and answer together; 2048, or the model's own limit when lower, if absent.",
+    )
     max_num_seqs: int = Field(default=16, ge=1, le=1024, description="Requests running at once.")
     max_num_batched_tokens: int = Field(default=512, ge=16, le=65_536, description="Tokens of one step.")
 
