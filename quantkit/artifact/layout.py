@@ -132,6 +132,10 @@ def quantization_config(program: Program) -> dict[str, object] | None:
 
     None when nothing in the checkpoint is quantized. A quantized KV cache is not mentioned: other engines would
     refuse or ignore ours (ARCHITECTURE, the artifact). A tied head is listed under `ignore`: it is stored as the table.
+
+    Transformers 5.24 with compressed-tensors 0.20 opens symmetric schemes, mixed or not, as they are; with
+    `dequantize=True` it applies the first group's scheme to every module, so only uniform artifacts open that way, and
+    asymmetric groups (whose packed zero points it sizes wrongly otherwise) only so.
     """
     tables = tied_tables(program)
     targets: dict[str, list[str]] = {}
