@@ -103,9 +103,10 @@ class _Server:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait((serving, engine, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (serving, engine):
-                if task.done():
-                    task.result()
+            if serving.done():
+                serving.result()
+            if engine.done():
+                engine.result()
             if self._service.started is not None:
                 await self._drain()
             return 0
