@@ -163,6 +163,11 @@ def _llama3(file: GGUFFile, factors: torch.Tensor, theta: float, head_dim: int) 
     )
 
 
+def _window(keys: Config) -> int | None:
+    """`attention.sliding_window`; converters write 0 for none."""
+    return keys.integer("attention.sliding_window") if keys.data.get("attention.sliding_window") else None
+
+
 def _llama(file: GGUFFile, keys: Config, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "rope_parameters": _scaling(file, keys, config["head_dim"]),
@@ -172,8 +177,7 @@ def _llama(file: GGUFFile, keys: Config, config: dict[str, Any]) -> dict[str, An
 
 
 def _mistral(file: GGUFFile, keys: Config, config: dict[str, Any]) -> dict[str, Any]:
-    window = keys.optional_integer("attention.sliding_window")
-    return {"rope_parameters": _scaling(file, keys, config["head_dim"]), "sliding_window": window}
+    return {"rope_parameters": _scaling(file, keys, config["head_dim"]), "sliding_window": _window(keys)}
 
 
 def _qwen(file: GGUFFile, keys: Config, config: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +233,7 @@ def _phi3(file: GGUFFile, keys: Config, config: dict[str, Any]) -> dict[str, Any
     return {
         "rope_parameters": rope,
         "original_max_position_embeddings": original,
-        "sliding_window": keys.optional_integer("attention.sliding_window"),
+        "sliding_window": _window(keys),
     }
 
 

@@ -139,9 +139,11 @@ def _parse(cursor: _Cursor) -> GGUFFile:
         if name in metadata:
             raise cursor.error("key appears twice")
         metadata[name] = cursor.value(cursor.unpack("I"))
-    if metadata.get("split.count", 0) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
-            f"is one of {metadata['split.count']} parts", where=str(cursor.path), next="Merge them: gguf-split --merge"
+            f"split.count is {metadata['split.count']}: the file is one of several parts",
+            where=str(cursor.path),
+            next="Merge them: gguf-split --merge",
         )
     cursor.reading = "the tensor table"
     entries = [_tensor_entry(cursor) for _ in range(tensor_count)]

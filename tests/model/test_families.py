@@ -128,7 +128,7 @@ CASES = {
 
 
 def write_older(folder: Path) -> None:
-    """Rewrite config.json in the form before Transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, no layer list."""
+    """Rewrite config.json as before Transformers 5: `rope_theta`, `rope_scaling`, `torch_dtype`, no layer list."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
