@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from quantkit import __version__
-from quantkit.cli.bench import throughput
+from quantkit.cli.bench import bench
 from quantkit.cli.build import build
 from quantkit.cli.chat import chat
 from quantkit.cli.gate import gate
@@ -37,7 +37,7 @@ app = typer.Typer(
 )
 for command in (init, plan, build, inspect, verify, gate, serve, chat, schema):
     app.command()(command)
-app.command("bench")(throughput)
+app.add_typer(bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+bench = typer.Typer(help="Measure an artifact on this machine.", no_args_is_help=True)
 
+
+@bench.command()
 def throughput(
     artifact: Annotated[Path, typer.Argument(help="The artifact's folder, or an unquantized source.")],
     threads: Annotated[int, typer.Option(help="Threads of the engine.")] = 2,
