@@ -28,9 +28,9 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen in public without a key.")] = False,
     accept_ungated: Annotated[bool, typer.Option("--accept-ungated", help="Serve without a covering verdict.")] = False,
     served_model_name: Annotated[str, typer.Option(help="Name in the API; default: the folder's.")] = "",
-    drain_seconds: Annotated[float, typer.Option(help="Time to finish running requests on SIGTERM.")] = 30.0,
-    queue_limit: Annotated[int, typer.Option(help="Sequences that may wait; more get 429.")] = 256,
-    hang_seconds: Annotated[float, typer.Option(help="Silence after which a stuck engine is restarted.")] = 120.0,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="Time to finish running requests on SIGTERM.")] = 30.0,
+    queue_limit: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
+    hang_seconds: Annotated[float, typer.Option(min=2, help="Silence that has a stuck engine restarted.")] = 120.0,
 ) -> int:
     """Serve an artifact over an OpenAI-compatible API."""
     from quantkit.server.lifecycle import ServeConfig
