@@ -73,19 +73,22 @@ def test_greedy_output_never_depends_on_how_it_was_scheduled(executor, config):
 def test_abort_in_every_state_returns_all_blocks_and_disturbs_nobody(executor, state):
     asked = prompts(4, seed=5, low=50, high=60)
     other = run(make_core(executor), asked[:1], greedy(40))[0]
-    config = {"num_blocks": 9, "admission": "max-utilization"} if state == "preempted" else {}
+    config = {"num_blocks": 12, "admission": "max-utilization"} if state == "preempted" else {}
     limit = {"waiting": {"max_num_seqs": 1}, "prefilling": {"max_num_batched_tokens": 17}}.get(state, {})
     core = make_core(executor, **config, **limit, enable_prefix_caching=False)
     core.add_request(EngineRequest("other", asked[0], greedy(40)))
     core.add_request(EngineRequest("victim", asked[1], greedy(60)))
     victim = core._requests["victim"]
     outputs = []
-    while not {
-        "waiting": victim.ticket and core.stats().steps > 2,
-        "prefilling": 0 < victim.num_computed < victim.prompt_len,
-        "running": victim.num_output > 2,
-        "preempted": victim.preemptions and victim.ticket,
-    }[state]:
+    while (
+        core.has_work()
+        and not {
+            "waiting": victim.ticket and core.stats().steps > 2,
+            "prefilling": 0 < victim.num_computed < victim.prompt_len,
+            "running": victim.num_output > 2,
+            "preempted": victim.preemptions and victim.ticket,
+        }[state]
+    ):
         outputs += core.step()
     assert core.abort("victim")
     assert not core.abort("victim")
