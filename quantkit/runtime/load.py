@@ -24,7 +24,7 @@ class EngineOptions:
     """How to serve a model.
 
     max_model_len: longest prompt and answer together; None: what the model was made for. kv_cache_gib: None: what the
-    limits need, at most 2 GiB and 90 % of what memory is left beside the weights. threads: None: the cores there are.
+    limits need, at most 1 GiB and 90 % of what memory is left beside the weights. threads: None: the cores there are.
     backend: auto, cpu or reference.
     """
 
@@ -82,13 +82,15 @@ def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loa
     standing = read_standing(artifact.folder, artifact.payload_digest)
     if standing.verdict == "fail":  # known before any weight is read
         standing.admit({}, accept_ungated=False, where=str(path))
-    executor, memory, length = load_executor(artifact.program, artifact, options)
+    executor, memory, limits = load_executor(artifact.program, artifact, options)
     kv_format = _kv_format(artifact.program)
     target = target_of(executor.backend_name, kv_format)
     standing.admit(target, accept_ungated=options.accept_ungated, where=str(path))
     text = ChatText(artifact.folder)
-    core = _core(executor, text, memory, length, options, f"{artifact.payload_digest} {kv_format}")
-    return Loaded(core, executor, text, memory, length, kv_format, standing, artifact.payload_digest, target)
+    core = _core(executor, text, memory, limits, options, f"{artifact.payload_digest} {kv_format}")
+    return Loaded(
+        core, executor, text, memory, limits.max_model_len, kv_format, standing, artifact.payload_digest, target
+    )
 
 
 def load_source(
@@ -100,22 +102,32 @@ def load_source(
         raise RecipeError(f"an unquantized model has no {kv_format} cache", next="Choose FP32, FP16 or BF16")
     source = open_source(location, base=base)
     program = lower_precision(fuse(build_program(source.spec)), {}, kv_format)
-    executor, memory, length = load_executor(program, SourceWeights(source), options)
+    executor, memory, limits = load_executor(program, SourceWeights(source), options)
     with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
         source.write_tokenizer(Path(folder))
         text = ChatText(folder)
-    core = _core(executor, text, memory, length, options, f"{source.fingerprint()} {kv_format}")
+    core = _core(executor, text, memory, limits, options, f"{source.fingerprint()} {kv_format}")
     target = target_of(executor.backend_name, kv_format)
-    return Loaded(core, executor, text, memory, length, kv_format, Standing("none"), "", target)
+    return Loaded(core, executor, text, memory, limits.max_model_len, kv_format, Standing("none"), "", target)
 
 
 def load_executor(
     program: Program, weights: WeightProvider, options: EngineOptions
-) -> tuple[Executor, MemoryPlan, int]:
-    """An executor for `program` within `options`, what memory it was given, and the longest sequence it takes."""
+) -> tuple[Executor, MemoryPlan, SchedulerConfig]:
+    """An executor for `program` within `options`, the memory it was given and the limits it was made for.
+
+    Options that contradict each other or the model are refused before a weight is read.
+    """
     length = program.max_position if options.max_model_len is None else options.max_model_len
     if length > program.max_position:
         raise RecipeError(f"max_model_len {length} exceeds the {program.max_position} positions the model was made for")
+    limits = SchedulerConfig(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=length,
+        block_size=options.block_size,
+        admission="max-utilization" if options.max_utilization else "no-evict",
+    )
     memory = plan_memory(
         program,
         max_num_seqs=options.max_num_seqs,
@@ -135,23 +147,21 @@ def load_executor(
         threads=options.threads,
         backend=options.backend,
     )
-    return executor, memory, length
+    return executor, memory, limits
 
 
 def _core(
-    executor: Executor, text: ChatText, memory: MemoryPlan, length: int, options: EngineOptions, identity: str
+    executor: Executor,
+    text: ChatText,
+    memory: MemoryPlan,
+    limits: SchedulerConfig,
+    options: EngineOptions,
+    identity: str,
 ) -> EngineCore:
-    scheduler = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=length,
-        block_size=options.block_size,
-        admission="max-utilization" if options.max_utilization else "no-evict",
-    )
     config = EngineConfig(
         vocab_size=executor.program.vocab_size,
         num_blocks=memory.num_blocks,
-        scheduler=scheduler,
+        scheduler=limits,
         stop_token_ids=text.stop_token_ids,
         enable_prefix_caching=options.enable_prefix_caching,
         cache_identity=identity,

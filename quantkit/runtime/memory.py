@@ -9,7 +9,7 @@ from quantkit.errors import PreflightError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Program
 
-DEFAULT_CAP = 2 << 30
+DEFAULT_CAP = 1 << 30
 """Bytes of cache beyond which nothing is taken unasked."""
 KV_BYTES = {"INT8": 1, "FP16": 2, "BF16": 2, "FP32": 4}
 _GIB = float(1 << 30)
