@@ -4,12 +4,17 @@
 `kv_int8` is the cache's format. `QuantizedMatrix` is a weight in one of them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from quantkit.formats.schemes import SCHEMES, Scheme, scheme
+
+if TYPE_CHECKING:
+    from quantkit.formats.matrix import QuantizedMatrix
 
 __all__ = ["SCHEMES", "QuantizedMatrix", "Scheme", "scheme"]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """`QuantizedMatrix` on demand: naming a scheme (recipes, the command line) must not import torch."""
     if name == "QuantizedMatrix":
         from quantkit.formats.matrix import QuantizedMatrix
