@@ -76,26 +76,33 @@ class Compared:
 
 
 class Baseline:
-    """The unquantized model's log-probabilities `[S, V]` at every scored position, in a file that goes with it."""
+    """The unquantized model's log-probabilities `[S, V]` at every scored position, in a file that goes with it.
 
-    def __init__(self, variant: Variant, data: EvalSet, work: Path, tick: Tick) -> None:
-        self._variant, self._data = variant, data
+    floor: the baseline against itself on the first `floor_windows` windows, with other batches, chunks, order and
+    cache blocks.
+    """
+
+    def __init__(self, variant: Variant, data: EvalSet, work: Path, tick: Tick, *, floor_windows: int) -> None:
         self.windows: Sequence[Window] = data.windows
         self._starts = offsets(data.windows)
         self.cluster = np.repeat(np.arange(len(data.windows), dtype=np.int32), np.diff(self._starts))
         self._targets = np.concatenate([np.asarray(w.targets, np.int64) for w in data.windows])
-        vocab = variant.program.vocab_size
-        needed = int(self._starts[-1]) * vocab * 4
-        _require_room(work, needed)
+        shape = (int(self._starts[-1]), variant.program.vocab_size)
+        _require_room(work, shape[0] * shape[1] * 4)
         self._folder = tempfile.TemporaryDirectory(prefix="gate-baseline-", dir=work)
-        shape = (int(self._starts[-1]), vocab)
         self._rows = np.memmap(Path(self._folder.name) / "logprobs.f32", np.float32, "w+", shape=shape)
         self._nll = np.zeros(shape[0])
-        for step, logits, _ in run(variant, self.windows, in_order(budget(variant.program)), tick):
+        most = budget(variant.program)
+        executor = make_executor(variant, self.windows, (in_order(most), interleaved(most)))
+        for step, logits in run(executor, self.windows, in_order(most), tick):
             values = torch.log_softmax(torch.from_numpy(logits), dim=-1).numpy()
             self._rows[step.index] = values
             self._nll[step.index] = -values[np.arange(len(values)), self._targets[step.index]]
         _require_finite(self._nll, self.windows, self.cluster, variant.name)
+        executor.clear_cache()
+        self.floor = self._compare(executor, variant.name, interleaved(most), tick, floor_windows)
+        del executor
+        gc.collect()
 
     def __enter__(self) -> Baseline:
         return self
@@ -106,20 +113,22 @@ class Baseline:
 
     def compare(self, variant: Variant, tick: Tick, *, windows: int | None = None) -> Compared:
         """Scores of `variant` over the first `windows` windows (all when None)."""
-        return self._compare(variant, in_order(budget(variant.program)), tick, windows)
+        composition = in_order(budget(variant.program))
+        executor = make_executor(variant, self.windows, (composition,))
+        found = self._compare(executor, variant.name, composition, tick, windows)
+        del executor
+        gc.collect()
+        return found
 
-    def noise_floor(self, tick: Tick, *, windows: int | None = None) -> Compared:
-        """The baseline against itself with other batches, chunks, order and cache blocks."""
-        return self._compare(self._variant, interleaved(budget(self._variant.program)), tick, windows)
-
-    def _compare(self, variant: Variant, composition: Composition, tick: Tick, windows: int | None) -> Compared:
+    def _compare(
+        self, executor: Executor, name: str, composition: Composition, tick: Tick, windows: int | None
+    ) -> Compared:
         chosen = self.windows[: windows or len(self.windows)]
         count = int(self._starts[len(chosen)])
         scores = Scores.empty(self.cluster[:count])
         scores.nll_base[:] = self._nll[:count]
         worst: dict[int, WorstToken] = {}
-        backend, weight_bytes = "", 0
-        for step, logits, executor in run(variant, chosen, composition, tick):
+        for step, logits in run(executor, chosen, composition, tick):
             index = step.index
             base = torch.from_numpy(self._rows[index])
             targets = torch.from_numpy(self._targets[index])
@@ -127,10 +136,9 @@ class Baseline:
             kl = found.numpy().astype(np.float64)
             scores.kl[index], scores.same[index], scores.nll_cand[index] = kl, same.numpy(), nll.numpy()
             self._keep_worst(worst, index, kl, logits)
-            backend, weight_bytes = executor.backend_name, executor.weight_bytes
-        _require_finite(scores.kl + scores.nll_cand, chosen, scores.cluster, variant.name)
+        _require_finite(scores.kl + scores.nll_cand, chosen, scores.cluster, name)
         ordered = sorted(worst.values(), key=lambda item: -item.kl)
-        return Compared(scores, tuple(ordered), backend, weight_bytes)
+        return Compared(scores, tuple(ordered), executor.backend_name, executor.weight_bytes)
 
     def _keep_worst(
         self,
@@ -150,31 +158,31 @@ class Baseline:
                 worst[int(window)] = WorstToken(int(window), position, float(kl[row]), _top(base), _top(ours))
 
 
-def run(
-    variant: Variant, windows: Sequence[Window], composition: Composition, tick: Tick
-) -> Iterator[tuple[Step, NDArray[np.float32], Executor]]:
-    """Run every window through a fresh executor; yields each step with its logits `[R, V]`, valid until the next."""
+def make_executor(variant: Variant, windows: Sequence[Window], compositions: Sequence[Composition]) -> Executor:
+    """An executor with room for `windows` in any of the compositions."""
     longest = max(len(window.ids) for window in windows)
-    executor = Executor(
+    return Executor(
         variant.program,
         variant.weights,
-        max_tokens=composition.budget,
-        max_seqs=composition.concurrent,
-        num_blocks=composition.blocks(longest),
+        max_tokens=max(one.budget for one in compositions),
+        max_seqs=max(one.concurrent for one in compositions),
+        num_blocks=max(one.blocks(longest) for one in compositions),
         block_size=BLOCK,
         max_model_len=longest,
         threads=variant.threads,
         backend=variant.backend,
     )
-    try:
-        for step in compose(windows, composition):
-            logits = executor.step(step.inputs)
-            if len(step.index):
-                yield step, logits, executor
-            tick(len(step.inputs.token_ids))
-    finally:
-        del executor
-        gc.collect()
+
+
+def run(
+    executor: Executor, windows: Sequence[Window], composition: Composition, tick: Tick
+) -> Iterator[tuple[Step, NDArray[np.float32]]]:
+    """Run every window; yields each step that scores something with its logits `[R, V]`, valid until the next."""
+    for step in compose(windows, composition):
+        logits = executor.step(step.inputs)
+        if len(step.index):
+            yield step, logits
+        tick(len(step.inputs.token_ids))
 
 
 def budget(program: Program) -> int:

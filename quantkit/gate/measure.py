@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +19,8 @@ from quantkit.models import ModelSource
 
 FLOOR_WINDOWS = 4
 """Windows of the noise floor: an invariant runtime gives zero on any of them."""
-LADDER = (INT8, INT4)
+INT8_WINDOWS = 8
+"""Windows of RTN-INT8, which is only there for orientation: no limit is a share of it."""
 
 
 class Progress(Protocol):
@@ -53,30 +53,25 @@ def measure(
     """Compare the artifact, and the ladder, with the baseline on `data`; `work` holds the baseline meanwhile."""
     threads = threads or torch.get_num_threads()
     reference = baseline(source, threads, backend)
-    candidate = Variant("the artifact", artifact.program, artifact, threads, backend)
-    floor = min(FLOOR_WINDOWS, len(data.windows))
-    total = data.tokens * (2 + len(LADDER)) + sum(len(window.ids) for window in data.windows[:floor])
+    candidate = Variant("artifact", artifact.program, artifact, threads, backend)
+    int4 = rung(source, INT4, threads, backend)
+    floor, few = data.windows[:FLOOR_WINDOWS], data.windows[:INT8_WINDOWS]
+    total = 3 * data.tokens + sum(len(window.ids) for window in (*floor, *few))
     told = _Told(progress, total)
     compared: dict[str, Compared] = {}
     seconds: dict[str, float] = {}
-
-    def timed(name: str, compare: Callable[[Tick], Compared]) -> None:
-        began = time.monotonic()
-        compared[name] = compare(told.about(name))
-        seconds[name] = round(time.monotonic() - began, 2)
-
     began = time.monotonic()
-    with Baseline(reference, data, work, told.about("baseline")) as base:
+    with Baseline(reference, data, work, told.about("baseline"), floor_windows=len(floor)) as base:
+        compared["noise floor"] = base.floor
         seconds["baseline"] = round(time.monotonic() - began, 2)
-        timed("noise floor", lambda tick: base.noise_floor(tick, windows=floor))
-        timed("artifact", lambda tick: base.compare(candidate, tick))
-        for name in LADDER:
-            variant = rung(source, name, threads, backend)
-            timed(name, lambda tick, variant=variant: base.compare(variant, tick))  # type: ignore[misc]
+        for variant, windows in ((candidate, None), (rung(source, INT8, threads, backend), len(few)), (int4, None)):
+            began = time.monotonic()
+            compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows)
+            seconds[variant.name] = round(time.monotonic() - began, 2)
     measured = Measured(
         windows=data.windows,
         candidate=compared["artifact"].scores,
-        ladder={name: compared[name].scores for name in LADDER},
+        ladder={INT4: compared[INT4].scores},
         floor=compared["noise floor"].scores,
         parameters=count_parameters(reference.program),
         least_bits=_least_bits(artifact),

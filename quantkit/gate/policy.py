@@ -12,7 +12,7 @@ from quantkit.recipe.yaml_source import YamlSource, read_yaml
 from quantkit.resources import resource
 
 Metric = Literal["mean_kl", "p99_kl", "same_top1", "lost_top1", "ppl_ratio"]
-Rung = Literal["RTN-INT4", "RTN-INT8"]
+Rung = Literal["RTN-INT4"]
 
 
 class _Part(BaseModel):

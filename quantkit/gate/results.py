@@ -21,14 +21,10 @@ BEFORE, AFTER = 60, 16
 """Tokens of context shown before and after the worst one."""
 
 
-def variant_row(compared: Compared, seconds: float) -> dict[str, Any]:
+def variant_row(compared: Compared) -> dict[str, Any]:
     """One variant against the baseline."""
-    return {
-        **summarize(compared.scores).as_dict(),
-        "backend": compared.backend,
-        "weight_bytes": compared.weight_bytes,
-        "seconds": seconds,
-    }
+    figures = summarize(compared.scores).as_dict()
+    return {**figures, "backend": compared.backend, "weight_bytes": compared.weight_bytes}
 
 
 def data_table(data: EvalSet) -> dict[str, Any]:
@@ -99,7 +95,7 @@ def worst_items(windows: Sequence[Window], compared: Compared, text: ChatText) -
                 "kl": item.kl,
                 "position": at,
                 "before": text.decode(window.ids[max(0, at - BEFORE) : at], skip_special=False),
-                "token": text.token_text(window.ids[at]),
+                "token": token_text(window.ids[at], text),
                 "after": text.decode(window.ids[at + 1 : at + 1 + AFTER], skip_special=False),
                 "baseline": _named(item.base, text),
                 "artifact": _named(item.candidate, text),
@@ -108,8 +104,17 @@ def worst_items(windows: Sequence[Window], compared: Compared, text: ChatText) -
     return rows
 
 
+def token_text(token: int, text: ChatText) -> str:
+    """A token's text; its bytes in hexadecimal when they are no whole characters, as happens inside Chinese."""
+    raw = text.token_bytes(token)
+    try:
+        return raw.decode() or text.token_text(token)
+    except UnicodeDecodeError:
+        return f"‹{raw.hex(' ')}›"
+
+
 def _named(choices: Sequence[Choice], text: ChatText) -> list[dict[str, Any]]:
-    return [{"token": text.token_text(c.token), "probability": c.probability} for c in choices]
+    return [{"token": token_text(c.token, text), "probability": c.probability} for c in choices]
 
 
 def _interval(scores: Scores, policy: Policy) -> dict[str, float]:

@@ -106,7 +106,7 @@ def run_gate(
             "parameters": results.measured.parameters,
         },
         "data": data_table(evaluated) | {"disjoint_from": [str(path) for path in calibration]},
-        "variants": {name: variant_row(one, results.seconds[name]) for name, one in results.compared.items()},
+        "variants": {name: variant_row(one) for name, one in results.compared.items()},
         "domains": domain_rows(results.measured, rules),
         "worst": worst_items(evaluated.windows, results.compared["artifact"], text),
         "seconds": {**results.seconds, "total": round(time.monotonic() - began, 2)},

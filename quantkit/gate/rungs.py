@@ -26,7 +26,7 @@ _GROUPS = (128, 64, 32)
 def baseline(source: ModelSource, threads: int | None, backend: str) -> Variant:
     """The source in its own precision with a float32 cache."""
     program = lower_precision(fuse(build_program(source.spec)), {}, "FP32")
-    return Variant("the baseline", program, SourceWeights(source), threads, backend)
+    return Variant("baseline", program, SourceWeights(source), threads, backend)
 
 
 def rung(source: ModelSource, name: str, threads: int | None, backend: str) -> Variant:

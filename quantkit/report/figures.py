@@ -51,12 +51,14 @@ def figure_table(gate: Mapping[str, Any]) -> Table:
     """The table of a gate's details."""
     variants: Mapping[str, Mapping[str, Any]] = gate["variants"]
     names = [name for name in _COLUMNS if name in variants]
+    columns = (names[0], "limit", *names[1:])
     limits = _limits(gate)
     rows = []
     for label, key, error, percent in _ROWS:
         first, *others = (_figure(variants[name], key, error, percent) for name in names)
         rows.append(Row(label, (first, Figure(limits.get(key, "")), *others)))
-    return Table((names[0], "limit", *names[1:]), tuple(rows))
+    rows.append(Row("tokens", tuple(Figure("" if n == "limit" else f"{variants[n]['tokens']:,}") for n in columns)))
+    return Table(columns, tuple(rows))
 
 
 def _figure(variant: Mapping[str, Any], key: str, error: str, percent: bool) -> Figure:
