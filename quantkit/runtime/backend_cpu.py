@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from quantkit_kernels.registry import can_implement
 from torch import Tensor
 
 from quantkit.formats import QuantizedMatrix
-from quantkit.program.ir import Node, Program, Weight
+from quantkit.program.ir import Attr, Node, Program, Weight
 from quantkit.program.weights import WeightProvider
 from quantkit_kernels import cpu
+from quantkit_kernels.registry import can_implement
 
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory
+
+_NONE = torch.empty(0)
+"""Stands where an op's input or output is a cache state, which no kernel takes."""
 
 
 def can_run(program: Program) -> tuple[bool, str]:
@@ -52,9 +55,10 @@ class CpuBackend:
             self._matrices[name] = _pack(self._program.weights[name], self._source)
         return self._matrices[name]
 
-    def _tensor(self, name: str | None) -> Tensor | None:
-        if name is None:
-            return None
+    def _optional(self, name: str | None) -> Tensor | None:
+        return None if name is None else self._tensor(name)
+
+    def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             loaded = self._source.load(self._program.weights[name])
             if isinstance(loaded, QuantizedMatrix):
@@ -63,44 +67,59 @@ class CpuBackend:
         return self._tensors[name]
 
     def _lower(self, node: Node) -> None:
-        program, memory, calls = self._program, self._memory, self._calls
-        a, w = dict(node.attrs), dict(node.weights)
-        x = [memory.inputs.get(name, memory.activations.get(name)) for name in node.inputs]
-        y = [memory.activations.get(name) for name in node.outputs]
-        eps, offset = a.get("eps") or 0.0, a.get("offset") or 0.0
+        calls = self._calls
+        attrs, weights = node.attrs, node.weights
+        x = [self._memory.inputs.get(name, self._memory.activations.get(name, _NONE)) for name in node.inputs]
+        y = [self._memory.activations.get(name, _NONE) for name in node.outputs]
+        eps, offset = _number(attrs.get("eps", 0.0)), _number(attrs.get("offset", 0.0))
         match node.op:
             case "embedding":
-                calls.embedding(x[0], self._tensor(w["table"]), y[0], a["scale"])
+                calls.embedding(x[0], self._tensor(weights["table"]), y[0], _number(attrs["scale"]))
             case "rms_norm":
-                calls.rms_norm(x[0], self._tensor(w["weight"]), y[0], eps, offset)
+                calls.rms_norm(x[0], self._tensor(weights["weight"]), y[0], eps, offset)
             case "add_rms_norm":
-                calls.add_rms_norm(x[0], x[1], self._tensor(w["weight"]), y[0], y[1], eps, offset)
+                calls.add_rms_norm(x[0], x[1], self._tensor(weights["weight"]), y[0], y[1], eps, offset)
             case "add":
                 calls.add(x[0], x[1], y[0])
             case "linear":
-                calls.linear(x[0], self._matrix(w["weight"]), self._tensor(w.get("bias")), y[0])
+                calls.linear(x[0], self._matrix(weights["weight"]), self._optional(weights.get("bias")), y[0])
             case "gated_act":
-                calls.gated_act(x[0], y[0], a["activation"])
+                calls.gated_act(x[0], y[0], str(attrs["activation"]))
             case "logits":
-                calls.logits(x[0], x[1], self._matrix(w["weight"]), y[0], a["softcap"])
+                calls.logits(x[0], x[1], self._matrix(weights["weight"]), y[0], _maybe(attrs["softcap"]))
             case "qk_norm_rope_kv_write" | "paged_attention":
-                layer = -1 if node.layer is None else node.layer
-                kv = program.kv[layer]
-                cache = (memory.k_cache[layer], memory.v_cache[layer])
-                scales = (self._tensor(w.get("k_scale")), self._tensor(w.get("v_scale")))
-                shape = (a["num_heads"], kv.num_kv_heads, kv.head_dim)
-                if node.op == "paged_attention":
-                    calls.paged_attention(
-                        x[0], *cache, *scales, x[2], x[3], x[4], y[0], *shape, a["scale"], kv.window, a["softcap"]
-                    )
-                else:
-                    norms = (self._tensor(w.get("q_norm")), self._tensor(w.get("k_norm")))
-                    rope = memory.rope[str(a["rope"])]
-                    calls.qk_norm_rope_kv_write(
-                        x[0], x[1], x[2], *rope, *norms, eps, offset, *cache, *scales, y[0], *shape
-                    )
+                self._lower_attention(node, x, y[0], eps, offset)
             case _:
                 raise ValueError(f"no native form of op {node.op!r}")
+
+    def _lower_attention(self, node: Node, x: list[Tensor], y: Tensor, eps: float, offset: float) -> None:
+        attrs, weights = node.attrs, node.weights
+        layer = -1 if node.layer is None else node.layer
+        kv = self._program.kv[layer]
+        k_cache, v_cache = self._memory.k_cache[layer], self._memory.v_cache[layer]
+        k_scale, v_scale = (self._optional(weights.get(role)) for role in ("k_scale", "v_scale"))
+        heads = int(_number(attrs["num_heads"]))
+        if node.op == "paged_attention":
+            self._calls.paged_attention(
+                x[0], k_cache, v_cache, k_scale, v_scale, x[2], x[3], x[4], y,
+                heads, kv.num_kv_heads, kv.head_dim, _number(attrs["scale"]), kv.window, _maybe(attrs["softcap"]),
+            )  # fmt: skip
+            return
+        cos, sin = self._memory.rope[str(attrs["rope"])]
+        q_norm, k_norm = (self._optional(weights.get(role)) for role in ("q_norm", "k_norm"))
+        self._calls.qk_norm_rope_kv_write(
+            x[0], x[1], x[2], cos, sin, q_norm, k_norm, eps, offset, k_cache, v_cache, k_scale, v_scale, y,
+            heads, kv.num_kv_heads, kv.head_dim,
+        )  # fmt: skip
+
+
+def _number(value: Attr) -> float:
+    """A number that verify has already checked to be one."""
+    return float(value)  # type: ignore[arg-type]
+
+
+def _maybe(value: Attr) -> float | None:
+    return None if value is None else _number(value)
 
 
 def _pack(weight: Weight, source: WeightProvider) -> cpu.PackedMatrix:
