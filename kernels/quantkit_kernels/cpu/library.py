@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -32,19 +31,20 @@ def checkout_build_folder() -> Path | None:
     return root / "build" / "cpu" if (root / "pyproject.toml").is_file() else None
 
 
-def _candidates() -> Iterator[Path]:
-    """Where the library may lie: where the user says; a developer's build; beside the package; an editable install."""
+def _candidates() -> list[Path]:
+    """Libraries that exist: the one the user names, or those of a developer's build, the package and an editable
+    install (which does not put it beside `__file__`), the newest first.
+    """
     if named := os.environ.get("QUANTKIT_CPU_LIBRARY"):
-        yield Path(named)
-        return
-    if (folder := checkout_build_folder()) is not None:
-        yield folder / LIBRARY_NAME
-    yield Path(__file__).resolve().parent / LIBRARY_NAME
+        return [Path(named)] if Path(named).is_file() else []
+    folders = [Path(__file__).resolve().parent, checkout_build_folder()]
+    places = [folder / LIBRARY_NAME for folder in folders if folder is not None]
     try:
         files = metadata.files("quantkit") or []
     except metadata.PackageNotFoundError:
         files = []
-    yield from (Path(str(file.locate())) for file in files if file.name == LIBRARY_NAME)
+    places += [Path(str(file.locate())) for file in files if file.name == LIBRARY_NAME]
+    return sorted((path for path in places if path.is_file()), key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -70,8 +70,6 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, or None and why; the search happens once a process."""
     reason = f"{LIBRARY_NAME} is not built; `python -m quantkit_kernels.cpu.build` or `pip install .` builds it"
     for path in _candidates():
-        if not path.is_file():
-            continue
         try:
             library = ctypes.CDLL(str(path))
             version = library.qk_abi_version()

@@ -42,10 +42,17 @@ inline void transpose_keys(const AttentionArgs& a, const void* const* source, co
         const int whole = size / 16 * 16;
         const int8_t* rows[16];
         for (int i = 0; i < 16; ++i) rows[i] = static_cast<const int8_t*>(source[i]);
-        Simd::transpose_bytes(rows, whole, s.bytes);
-        for (int d = 0; d < whole; ++d) {
+        for (int d0 = 0; d0 < whole; d0 += Simd::kByteColumns) {
+            const int lanes = least(Simd::kByteColumns, whole - d0) / 16;
+            Simd::transpose_bytes(rows, d0, lanes, s.bytes);
+            for (int d = 0; d < 16; ++d) {
+                for (int lane = 0; lane < lanes; ++lane) {
+                    float* to = keys + (d0 + lane * 16 + d) * kKvTile;
+                    const int8_t* from = s.bytes + (d * lanes + lane) * 16;
 #pragma GCC unroll 4
-            for (int c = 0; c < 16; c += W) Simd::store(keys + d * kKvTile + c, Simd::from_i8(s.bytes + d * 16 + c));
+                    for (int c = 0; c < 16; c += W) Simd::store(to + c, Simd::from_i8(from + c));
+                }
+            }
         }
         for (int d = whole; d < size; ++d) {
             for (int i = 0; i < 16; ++i) keys[d * kKvTile + i] = rows[i][d];
@@ -144,6 +151,7 @@ void paged_attention(const Task& task) {
     std::memset(s.zeros, 0, sizeof(float) * s.ld);
     if (s.ld != size) std::memset(s.values, 0, sizeof(float) * kKvTile * s.ld);
 
+    const bool few = rows <= kTileRows / 2 && kWide;  // four vectors a row then hide the latency of an FMA
     const int64_t cell = size * cell_bytes(a.cache_dtype);
     for (int start = begin / kKvTile * kKvTile; start < end; start += kKvTile) {
         const int lo = most(begin - start, 0), hi = least(end - start, kKvTile);
@@ -164,11 +172,10 @@ void paged_attention(const Task& task) {
             transpose_keys(a, source, s, s.keys + j);
         }
         const auto zero = [](int, int) { return Simd::zero(); };
-        const int columns = up(hi, 2 * W);
-        if (rows <= kTileRows / 2 && Simd::kRegisters == 32) {
+        if (few && kKvTile == 4 * W) {
             product<4>(rows, size, s.q, s.ld, s.keys, kKvTile, s.scores, kKvTile, zero);
         } else {
-            for (int c = 0; c < columns; c += 2 * W) {
+            for (int c = 0; c < hi; c += 2 * W) {
                 product<2>(rows, size, s.q, s.ld, s.keys + c, kKvTile, s.scores + c, kKvTile, zero);
             }
         }
@@ -177,8 +184,11 @@ void paged_attention(const Task& task) {
             const int row_lo = a.window > 0 ? most(0, here - a.window + 1) - start : 0;
             soften(s.scores + r * kKvTile, row_lo, here + 1 - start, a.softcap, s.highest + r, s.sum + r, s.decay + r);
         }
-        for (int j = lo; j < hi; ++j) {
-            to_float(static_cast<const char*>(a.v_cache) + offsets[j], a.cache_dtype, 0, size, s.values + j * s.ld);
+        for (int j = lo; j < hi;) {  // cells of one block follow one another
+            int run = 1;
+            while (s.ld == size && j + run < hi && offsets[j + run] == offsets[j] + run * cell) ++run;
+            to_float(static_cast<const char*>(a.v_cache) + offsets[j], a.cache_dtype, 0, run * size, s.values + j * s.ld);
+            j += run;
         }
         const auto accumulate = [&](auto width, int c) {
             product<decltype(width)::value>(
@@ -186,6 +196,9 @@ void paged_attention(const Task& task) {
                 [&](int r, int v) QK_LAMBDA_INLINE { return Simd::mul(Simd::load(s.out + r * s.ld + c + v * W), Simd::set(s.decay[r])); });
         };
         int c = 0;
+        if (few) {
+            for (; c + 4 * W <= s.ld; c += 4 * W) accumulate(Int<4>{}, c);
+        }
         for (; c + 2 * W <= s.ld; c += 2 * W) accumulate(Int<2>{}, c);
         if (c < s.ld) accumulate(Int<1>{}, c);
     }

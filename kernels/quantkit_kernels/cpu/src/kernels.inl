@@ -70,6 +70,6 @@ double fma_loop(int64_t iterations) {
     return 2.0 * W * kChains * 8 * static_cast<double>(iterations);
 }
 
-constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels<Int8Format>, read, fma_loop};
+constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop};
 
 }  // namespace

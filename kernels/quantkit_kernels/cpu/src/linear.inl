@@ -62,30 +62,34 @@ QK_INLINE void write_out(const LinearArgs& a, int64_t row, int column, F y) {
     else Simd::store_n(out, y, left);
 }
 
-// Hands the weights of a group's channels, in order, to `use(k, w)`: code - zero for P panels side by side.
-template <class Format, int P>
-struct PanelReader {
-    const uint8_t* group[P];
-    F zero[P * kVectors];
+// Hands the weights of a group's channels, in order, to `use(k, w)`: code - zero for C neighbouring vectors of outputs,
+// which may be a part of a panel or several panels.
+template <class Format, int C>
+struct OutputReader {
+    static constexpr int kPanels = C > kVectors ? C / kVectors : 1;
+    const uint8_t* group[kPanels];
+    int inside;  // where the first vector lies in its panel, in outputs; 0 where there are several panels
+    F zero[C];
     bool zeros;
 
-    QK_INLINE void open(const LinearArgs& a, int panel, int g) {
+    static int64_t parameter(const LinearArgs& a, int vector, int g) {
+        return (vector / kVectors * static_cast<int64_t>(a.groups) + g) * kPanel + vector % kVectors * W;
+    }
+
+    QK_INLINE void open(const LinearArgs& a, int vector, int g) {
         zeros = a.zero != nullptr;
         const int64_t group_bytes = a.panel_bytes / a.groups;
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) group[p] = a.data + (panel + p) * a.panel_bytes + g * group_bytes;
-        for (int c = 0; c < P * kVectors; ++c) {
-            const int64_t index = ((panel + c / kVectors) * static_cast<int64_t>(a.groups) + g) * kPanel + c % kVectors * W;
-            zero[c] = zeros ? zero_at<Format>(a, index) : Simd::zero();
-        }
+        inside = kPanels > 1 ? 0 : vector % kVectors * W;
+        for (int p = 0; p < kPanels; ++p) group[p] = a.data + (vector / kVectors + p) * a.panel_bytes + g * group_bytes;
+        for (int c = 0; c < C; ++c) zero[c] = zeros ? zero_at<Format>(a, parameter(a, vector + c, g)) : Simd::zero();
     }
 
     template <bool kZeros, int N, class Use>
-    QK_INLINE void nibbles(const Simd::Nibbles (&v)[P * kVectors], int k, int count, const Use& use) const {
+    QK_INLINE void nibbles(const Simd::Nibbles (&v)[C], int k, int count, const Use& use) const {
         if (N < count) {
-            F w[P * kVectors];
+            F w[C];
 #pragma GCC unroll 16
-            for (int c = 0; c < P * kVectors; ++c) {
+            for (int c = 0; c < C; ++c) {
                 w[c] = Simd::nibble<N>(v[c]);
                 if constexpr (kZeros) w[c] = Simd::sub(w[c], zero[c]);
             }
@@ -98,10 +102,10 @@ struct PanelReader {
     QK_INLINE void walk(int k0, int k1, const Use& use) const {
         if constexpr (is_int4<Format>) {
             for (int k = k0; k < k1; k += 8) {
-                Simd::Nibbles v[P * kVectors];
+                Simd::Nibbles v[C];
 #pragma GCC unroll 16
-                for (int c = 0; c < P * kVectors; ++c) {
-                    const auto* words = reinterpret_cast<const uint32_t*>(group[c / kVectors]);
+                for (int c = 0; c < C; ++c) {
+                    const auto* words = reinterpret_cast<const uint32_t*>(group[c / kVectors]) + inside;
                     v[c] = Simd::load_nibbles(words + k / 8 * kPanel + c % kVectors * W);
                 }
                 if (k + 8 <= k1) nibbles<kZeros, 0>(v, k, 8, use);
@@ -109,10 +113,10 @@ struct PanelReader {
             }
         } else {
             for (int k = k0; k < k1; ++k) {
-                F w[P * kVectors];
+                F w[C];
 #pragma GCC unroll 16
-                for (int c = 0; c < P * kVectors; ++c) {
-                    const int64_t at = static_cast<int64_t>(k) * kPanel + c % kVectors * W;
+                for (int c = 0; c < C; ++c) {
+                    const int64_t at = static_cast<int64_t>(k) * kPanel + inside + c % kVectors * W;
                     w[c] = Format::load(group[c / kVectors] + at * Format::kBytes);
                     if constexpr (kZeros) w[c] = Simd::sub(w[c], zero[c]);
                 }
@@ -129,17 +133,18 @@ struct PanelReader {
     }
 };
 
-// M rows by P panels, weights dequantized in registers.
-template <class Format, int M, int P>
-void gemv(const LinearArgs& a, const float* const (&x)[M], int64_t row, int panel) {
-    constexpr int C = P * kVectors;
+// M rows by C vectors of outputs, weights dequantized in registers.
+template <class Format, int M, int C>
+void gemv(const LinearArgs& a, const float* x, int64_t row, int rows, int vector) {
     F total[M][C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
     }
-    PanelReader<Format, P> reader;
+    const float* source[M];  // rows that are not there repeat the last, their results are dropped
+    for (int m = 0; m < M; ++m) source[m] = x + static_cast<int64_t>(least(m, rows - 1)) * a.k;
+    OutputReader<Format, C> reader;
     for (int g = 0; g < a.groups; ++g) {
-        reader.open(a, panel, g);
+        reader.open(a, vector, g);
         const int64_t first = static_cast<int64_t>(g) * a.group;
         F acc[M][C];
 #pragma GCC unroll 16
@@ -150,7 +155,7 @@ void gemv(const LinearArgs& a, const float* const (&x)[M], int64_t row, int pane
         reader.channels(0, a.group, [&](int k, const F(&w)[C]) QK_LAMBDA_INLINE {
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
-                const F value = Simd::set(x[m][first + k]);
+                const F value = Simd::set(source[m][first + k]);
 #pragma GCC unroll 16
                 for (int c = 0; c < C; ++c) acc[m][c] = Simd::fma(value, w[c], acc[m][c]);
             }
@@ -160,13 +165,12 @@ void gemv(const LinearArgs& a, const float* const (&x)[M], int64_t row, int pane
                 for (int m = 0; m < M; ++m) total[m][c] = acc[m][c];
                 continue;
             }
-            const int64_t index = ((panel + c / kVectors) * static_cast<int64_t>(a.groups) + g) * kPanel + c % kVectors * W;
-            const F scale = scale_at(a, index, Format::kUnit);
+            const F scale = scale_at(a, reader.parameter(a, vector + c, g), Format::kUnit);
             for (int m = 0; m < M; ++m) total[m][c] = Simd::fma(acc[m][c], scale, total[m][c]);
         }
     }
-    for (int m = 0; m < M; ++m) {
-        for (int c = 0; c < C; ++c) write_out(a, row + m, (panel + c / kVectors) * kPanel + c % kVectors * W, total[m][c]);
+    for (int m = 0; m < least(M, rows); ++m) {
+        for (int c = 0; c < C; ++c) write_out(a, row + m, (vector + c) * W, total[m][c]);
     }
 }
 
@@ -226,9 +230,9 @@ void gemm_panel(const LinearArgs& a, const float* x, int64_t row0, int rows, int
     float* tile = scratch;
     float* part = tile + kDepthBlock * kPanel;
     float* total = part + kRowBlock * kPanel;
-    PanelReader<Format, 1> reader;
+    OutputReader<Format, kVectors> reader;
     for (int g = 0; g < a.groups; ++g) {
-        reader.open(a, panel, g);
+        reader.open(a, panel * kVectors, g);
         for (int k0 = 0; k0 < a.group; k0 += kDepthBlock) {
             const int k1 = least(a.group, k0 + kDepthBlock);
             reader.channels(k0, k1, [&](int k, const F(&w)[kVectors]) QK_LAMBDA_INLINE {
@@ -240,10 +244,31 @@ void gemm_panel(const LinearArgs& a, const float* x, int64_t row0, int rows, int
     }
 }
 
-constexpr int kGemvRows = 1;
-// Panels taken together for one row: enough independent sums to hide the latency of an FMA.
+// Up to so many rows weights are dequantized in registers; each number of rows takes as many vectors of outputs
+// together as hide the latency of an FMA and fit the register file.
+constexpr bool kWide = Simd::kRegisters == 32;
+constexpr int kGemvRows = kWide ? 8 : 6;
+constexpr int kGemvPanels = 8 / kVectors ? 8 / kVectors : 1;
+
+template <class Format, int M, int C>
+void gemv_outputs(const LinearArgs& a, const float* x, int64_t row, int rows, int panel0, int panels) {
+    const int end = (panel0 + panels) * kVectors;
+    int vector = panel0 * kVectors;
+    for (; vector + C <= end; vector += C) gemv<Format, M, C>(a, x, row, rows, vector);
+    if constexpr (C > kVectors) {
+        for (; vector < end; vector += kVectors) gemv<Format, M, kVectors>(a, x, row, rows, vector);
+    }
+}
+
 template <class Format>
-constexpr int kGemvPanels = Simd::kRegisters == 32 ? 4 : (is_int4<Format> ? 1 : 2);
+void gemv_panels(const LinearArgs& a, const float* x, int64_t row, int rows, int panel0, int panels) {
+    constexpr int kOne = is_int4<Format> && !kWide ? 4 : 8;
+    if (rows == 1) return gemv_outputs<Format, 1, kOne>(a, x, row, rows, panel0, panels);
+    if (rows == 2) return gemv_outputs<Format, 2, 4>(a, x, row, rows, panel0, panels);
+    if (rows <= 4) return gemv_outputs<Format, 4, kWide ? 4 : 2>(a, x, row, rows, panel0, panels);
+    if (rows <= 6) return gemv_outputs<Format, 6, 2>(a, x, row, rows, panel0, panels);
+    if constexpr (kWide) gemv_outputs<Format, 8, 2>(a, x, row, rows, panel0, panels);
+}
 
 template <class Format>
 void linear_chunk(const LinearArgs& a, const Task& task) {
@@ -262,17 +287,8 @@ void linear_chunk(const LinearArgs& a, const Task& task) {
         x = scratch;
         scratch += up(plan.rows_per_chunk * a.k, 16);
     }
-    if (rows > kGemvRows) {
-        for (int p = 0; p < panels; ++p) gemm_panel<Format>(a, x, row0, rows, panel0 + p, scratch);
-        return;
-    }
-    constexpr int P = kGemvPanels<Format>;
-    const float* const one[1] = {x};
-    for (int p = 0; p < panels; p += P) {
-        with_count<P>(least(P, panels - p), [&](auto count) QK_LAMBDA_INLINE {
-            gemv<Format, 1, decltype(count)::value>(a, one, row0, panel0 + p);
-        });
-    }
+    if (task.rows <= kGemvRows) return gemv_panels<Format>(a, x, row0, rows, panel0, panels);
+    for (int p = 0; p < panels; ++p) gemm_panel<Format>(a, x, row0, rows, panel0 + p, scratch);
 }
 
 void linear(const Task& task) {

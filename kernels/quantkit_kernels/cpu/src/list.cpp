@@ -62,7 +62,7 @@ struct List {
     void plan_product(int node, int count) {
         const LinearArgs a(nodes[node]);
         Plan& plan = plans[node];
-        const int blocks = std::max(1, ceil_div(count, count <= kernels->gemv_rows ? 1 : kRowBlock));
+        const int blocks = std::max(1, ceil_div(count, kRowBlock));
         plan.rows_per_chunk = std::max(1, ceil_div(count, blocks));
         const int unit = count <= kernels->gemv_rows ? kernels->gemv_panels : 1;
         const int wanted = std::max(1, threads * kChunksPerThread / blocks);

@@ -89,29 +89,23 @@ struct Simd {
         return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(I % 2 ? v.odd : v.even, top));
     }
 
-    // Transposes bytes: 16 rows, `columns` (a multiple of 16) bytes each, to [columns][16].
-    static void transpose_bytes(const int8_t* const* rows, int columns, int8_t* out) {
-        int c = 0;
-        for (; c + 32 <= columns; c += 32) {
-            __m256i a[16], b[16];
-            for (int i = 0; i < 16; ++i) a[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + c));
-            for (int stage = 0; stage < 2; ++stage) {
-                for (int i = 0; i < 8; ++i) {
-                    b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
-                    b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
-                }
-                for (int i = 0; i < 8; ++i) {
-                    a[2 * i] = _mm256_unpacklo_epi8(b[i], b[i + 8]);
-                    a[2 * i + 1] = _mm256_unpackhi_epi8(b[i], b[i + 8]);
-                }
+    // See simd_portable.h. Two 16-byte columns side by side, in the lanes of a register.
+    static constexpr int kByteColumns = 32;
+    static void transpose_bytes(const int8_t* const* rows, int column, int lanes, int8_t* out) {
+        if (lanes < 2) return transpose_narrow(rows, column, lanes, out);
+        __m256i a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[i] + column));
+        for (int stage = 0; stage < 2; ++stage) {
+            for (int i = 0; i < 8; ++i) {
+                b[2 * i] = _mm256_unpacklo_epi8(a[i], a[i + 8]);
+                b[2 * i + 1] = _mm256_unpackhi_epi8(a[i], a[i + 8]);
             }
-            for (int i = 0; i < 16; ++i) {
-                int8_t* column = out + (c + i) * 16;
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column), _mm256_castsi256_si128(a[i]));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 256), _mm256_extracti128_si256(a[i], 1));
+            for (int i = 0; i < 8; ++i) {
+                a[2 * i] = _mm256_unpacklo_epi8(b[i], b[i + 8]);
+                a[2 * i + 1] = _mm256_unpackhi_epi8(b[i], b[i + 8]);
             }
         }
-        for (; c < columns; c += 16) transpose_bytes_16(rows, c, out + c * 16);
+        for (int i = 0; i < 16; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i * 32), a[i]);
     }
 
 #include "simd_x86.inl"

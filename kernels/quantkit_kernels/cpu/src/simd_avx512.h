@@ -71,31 +71,23 @@ struct Simd {
         return _mm512_permutexvar_ps(I == 0 ? v : _mm512_srli_epi32(v, 4 * I), codes);
     }
 
-    // Transposes bytes: 16 rows, `columns` (a multiple of 16) bytes each, to [columns][16].
-    static void transpose_bytes(const int8_t* const* rows, int columns, int8_t* out) {
-        int c = 0;
-        for (; c + 64 <= columns; c += 64) {
-            __m512i a[16], b[16];
-            for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + c);
-            for (int stage = 0; stage < 2; ++stage) {
-                for (int i = 0; i < 8; ++i) {
-                    b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
-                    b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
-                }
-                for (int i = 0; i < 8; ++i) {
-                    a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
-                    a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
-                }
+    // See simd_portable.h. Four 16-byte columns side by side, in the lanes of a register.
+    static constexpr int kByteColumns = 64;
+    static void transpose_bytes(const int8_t* const* rows, int column, int lanes, int8_t* out) {
+        if (lanes < 4) return transpose_narrow(rows, column, lanes, out);
+        __m512i a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + column);
+        for (int stage = 0; stage < 2; ++stage) {
+            for (int i = 0; i < 8; ++i) {
+                b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+                b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
             }
-            for (int i = 0; i < 16; ++i) {
-                int8_t* column = out + (c + i) * 16;
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column), _mm512_castsi512_si128(a[i]));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 256), _mm512_extracti32x4_epi32(a[i], 1));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 512), _mm512_extracti32x4_epi32(a[i], 2));
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(column + 768), _mm512_extracti32x4_epi32(a[i], 3));
+            for (int i = 0; i < 8; ++i) {
+                a[2 * i] = _mm512_unpacklo_epi8(b[i], b[i + 8]);
+                a[2 * i + 1] = _mm512_unpackhi_epi8(b[i], b[i + 8]);
             }
         }
-        for (; c < columns; c += 16) transpose_bytes_16(rows, c, out + c * 16);
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * 64, a[i]);
     }
 
 #include "simd_x86.inl"

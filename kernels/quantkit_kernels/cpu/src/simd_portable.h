@@ -95,10 +95,14 @@ struct Simd {
         return __builtin_convertvector(codes, F);
     }
 
-    // Transposes bytes: 16 rows, `columns` (a multiple of 16) bytes each, to [columns][16].
-    static void transpose_bytes(const int8_t* const* rows, int columns, int8_t* out) {
-        for (int c = 0; c < columns; ++c) {
-            for (int r = 0; r < 16; ++r) out[c * 16 + r] = rows[r][c];
+    // Transposes bytes `column`.. of 16 rows, 16 · lanes of them (at most kByteColumns), to out [16][lanes][16]: byte
+    // (d, lane) of each row, in row order, for column + 16 · lane + d.
+    static constexpr int kByteColumns = 16;
+    static void transpose_bytes(const int8_t* const* rows, int column, int lanes, int8_t* out) {
+        for (int d = 0; d < 16; ++d) {
+            for (int lane = 0; lane < lanes; ++lane) {
+                for (int r = 0; r < 16; ++r) out[(d * lanes + lane) * 16 + r] = rows[r][column + 16 * lane + d];
+            }
         }
     }
     static void transpose_4x4(const float* in, int64_t ld_in, float* out, int64_t ld_out) {

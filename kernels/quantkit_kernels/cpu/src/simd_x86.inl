@@ -1,20 +1,23 @@
 // Members of Simd shared by the x86 units; included inside the struct.
 
-// 16 × 16 bytes at column c: four rounds of interleaving rows i and i + 8 rotate the index bits into place.
-static void transpose_bytes_16(const int8_t* const* rows, int c, int8_t* out) {
-    __m128i a[16], b[16];
-    for (int i = 0; i < 16; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + c));
-    for (int stage = 0; stage < 2; ++stage) {
-        for (int i = 0; i < 8; ++i) {
-            b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
-            b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+// Fewer columns than fill a register's lanes. Four rounds of interleaving rows i and i + 8 rotate the index bits of
+// 16 × 16 bytes into place, here as in the full-width forms.
+static void transpose_narrow(const int8_t* const* rows, int column, int lanes, int8_t* out) {
+    for (int lane = 0; lane < lanes; ++lane) {
+        __m128i a[16], b[16];
+        for (int i = 0; i < 16; ++i) a[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[i] + column + lane * 16));
+        for (int stage = 0; stage < 2; ++stage) {
+            for (int i = 0; i < 8; ++i) {
+                b[2 * i] = _mm_unpacklo_epi8(a[i], a[i + 8]);
+                b[2 * i + 1] = _mm_unpackhi_epi8(a[i], a[i + 8]);
+            }
+            for (int i = 0; i < 8; ++i) {
+                a[2 * i] = _mm_unpacklo_epi8(b[i], b[i + 8]);
+                a[2 * i + 1] = _mm_unpackhi_epi8(b[i], b[i + 8]);
+            }
         }
-        for (int i = 0; i < 8; ++i) {
-            a[2 * i] = _mm_unpacklo_epi8(b[i], b[i + 8]);
-            a[2 * i + 1] = _mm_unpackhi_epi8(b[i], b[i + 8]);
-        }
+        for (int i = 0; i < 16; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + (i * lanes + lane) * 16), a[i]);
     }
-    for (int i = 0; i < 16; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * 16), a[i]);
 }
 
 // 4 × 4 floats: out[c * ld_out + r] = in[r * ld_in + c].
