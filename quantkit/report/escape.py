@@ -11,6 +11,8 @@ import unicodedata
 
 from markupsafe import Markup
 
+MOST = 2000
+"""Characters of any one text that are shown; the template cuts some shorter."""
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
@@ -18,7 +20,7 @@ def visible(value: object) -> object:
     """A value as the template may print it: text without hidden characters, nothing for None; our own markup stays."""
     if isinstance(value, Markup):
         return value
-    return "" if value is None else "".join(map(_shown, str(value)))
+    return "" if value is None else "".join(map(_shown, shorten(str(value), MOST)))
 
 
 def shorten(text: str, most: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -39,18 +40,22 @@ class Case:
     calibration: Path
     policy: Path
 
+    @cached_property
+    def kv_scales(self) -> dict[str, Tensor]:
+        """Calibrated scales of the INT8 cache."""
+        self.source.write_tokenizer(self.folder / "tokenizer")
+        samples = load_samples(
+            [self.calibration], ChatText(self.folder / "tokenizer"), max_samples=8, max_tokens=256, seed=0
+        )
+        seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_absmax
+        return {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}
+
     def artifact(self, name: str, scheme: str = "W8A16", damage: Damage | None = None) -> Path:
         """Package the source in `scheme` with a calibrated INT8 cache; `damage` may change what is stored."""
         program = fuse(build_program(self.source.spec))
         schemes = dict.fromkeys((g for g in program.groups() if g != "lm_head"), scheme)
         lowered = plan_buffers(lower_precision(program, schemes, "INT8"))
-        self.source.write_tokenizer(self.folder / "tokenizer")
-        samples = load_samples(
-            [self.calibration], ChatText(self.folder / "tokenizer"), max_samples=8, max_tokens=256, seed=0
-        )
-        seen = collect(self.source, program, samples).kv_absmax
-        scales = {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}
-        weights = RtnWeights(self.source, kv_scales=scales)
+        weights = RtnWeights(self.source, kv_scales=self.kv_scales)
         kept = damage or (lambda weight, value: value)
         out = self.folder / name
         write_payload(

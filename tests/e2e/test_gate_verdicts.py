@@ -14,6 +14,7 @@ from quantkit.errors import CheckpointError, RecipeError
 from quantkit.formats import QuantizedMatrix
 from quantkit.gate import GateResult, read_evidence, run_gate
 from quantkit.program import Weight
+from quantkit.report import gather, write_report
 from tests.e2e.gate_case import ZH, Case, make_case
 
 
@@ -73,16 +74,14 @@ def test_evidence_names_the_payload_and_what_the_verdict_covers(judged: GateResu
         read_evidence(sound / "evidence" / "gate" / "verdict.json", "sha256:" + "0" * 64)
 
 
-def test_a_waived_review_passes(case: Case, sound: Path, tmp_path: Path) -> None:
-    result = judge(case, sound, review_waiver="nobody serves a random model", evidence=tmp_path)
-    assert (result.exit_code, result.verdict.waiver) == (0, "nobody serves a random model")
-    assert json.loads((tmp_path / "gate" / "verdict.json").read_text())["waiver"] == "nobody serves a random model"
-
-
-def test_judging_twice_measures_the_same(case: Case, sound: Path, judged: GateResult, tmp_path: Path) -> None:
-    again = judge(case, sound, evidence=tmp_path)
-    assert again.verdict == judged.verdict
+def test_judging_again_with_a_waiver_measures_the_same_and_passes(
+    case: Case, sound: Path, judged: GateResult, tmp_path: Path
+) -> None:
+    again = judge(case, sound, review_waiver="nobody serves a random model", evidence=tmp_path)
+    assert again.verdict.rules == judged.verdict.rules
     assert again.details["worst"] == judged.details["worst"]
+    assert (again.exit_code, again.verdict.waiver) == (0, "nobody serves a random model")
+    assert json.loads((tmp_path / "gate" / "verdict.json").read_text())["waiver"] == "nobody serves a random model"
 
 
 def scrambled(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
@@ -139,3 +138,33 @@ def test_the_command_judges_and_exits_by_verdict(case: Case, sound: Path, capsys
     assert code == 12
     assert found["verdict"]["verdict"] == "pending-review"
     assert found["data"]["conversations"] == 16
+
+
+def test_the_report_shows_what_was_judged_and_adds_up(sound: Path, judged: GateResult) -> None:
+    from quantkit.artifact.read import open_artifact
+
+    opened = open_artifact(sound)
+    found = gather(sound)
+    assert found.gate is not None
+    assert found.gate["variants"] == json.loads(json.dumps(judged.details["variants"]))
+    scales = sum(t.size for name, t in opened.tensors.items() if name.endswith(("k_scale", "v_scale")))
+    assert found.memory.after == opened.weight_bytes - scales
+    assert found.memory.before == opened.source_weight_bytes
+    assert (found.memory.kv_before, found.memory.kv_after) == (512, 256)
+    page = write_report(sound)
+    assert page == sound / "evidence" / "report" / "report.html"
+    assert "Pending review" in page.read_text(encoding="utf-8")
+    assert open_artifact(sound).payload_digest == opened.payload_digest
+
+
+def test_a_report_of_broken_evidence_is_refused(sound: Path, judged: GateResult) -> None:
+    path = sound / "evidence" / "gate" / "gate.json"
+    whole = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(
+            json.dumps({"payload_digest": judged.details["payload_digest"], "verdict": {"verdict": "pass"}})
+        )
+        with pytest.raises(CheckpointError, match="not of the form"):
+            write_report(sound)
+    finally:
+        path.write_text(whole, encoding="utf-8")
