@@ -229,6 +229,7 @@ class EngineCore:
             deadline=deadline,
             salt=asked.cache_salt,
             parent=self._requests.get(asked.fork_of) if asked.fork_of and config.enable_prefix_caching else None,
+            greedy=params.plain_greedy,
             num_tokens=len(prompt),
         )
 

@@ -115,6 +115,8 @@ class Request:
     salt: str = ""
     parent: Request | None = None
 
+    greedy: bool = False
+    """Whether its next token is the plain argmax, `min_tokens` aside."""
     state: State = State.WAITING
     ticket: int = 0
     """Its place in the waiting queue; 0: not in it."""

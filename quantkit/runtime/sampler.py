@@ -7,6 +7,7 @@ Only the candidates a filter can keep are sorted, never the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from quantkit.runtime.sampling import SamplingParams
 Row = NDArray[np.float32]
 
 _MASK = 2**64 - 1
+_SORTED = 256
+"""Candidates few enough to sort."""
+_BLOCK = 256
 _COLDEST = 1e-5
 """Temperatures below this are greedy: dividing by them overflows."""
 
@@ -31,42 +35,67 @@ class Draw(NamedTuple):
 
 
 class Sampler:
-    """Draws tokens over a vocabulary of `vocab_size`, with one scratch row allocated once."""
+    """Draws tokens over a vocabulary of `vocab_size`, with scratch rows allocated once."""
 
     def __init__(self, vocab_size: int) -> None:
         self._scratch = np.empty(vocab_size, np.float32)
+        self._weights = np.empty(vocab_size, np.float32)
 
     def sample(self, logits: NDArray[np.float32], requests: Sequence[Request]) -> list[Draw]:
         """One draw for each row of `logits` float32 `[R, V]`, which belongs to the request of the same index."""
-        draws: list[Draw] = []
         best = logits.argmax(axis=1)
-        peaks = logits[np.arange(len(best)), best]
-        for row, request, top, finite in zip(logits, requests, best.tolist(), np.isfinite(peaks).tolist(), strict=True):
-            if not finite:  # a NaN anywhere is numpy's maximum
-                draws.append(Draw(None))
-            elif request.params.plain_greedy and request.num_output >= request.params.min_tokens:
-                draws.append(Draw(top))
-            else:
-                draws.append(self._draw(row, request))
+        finite = np.isfinite(logits[np.arange(len(best)), best]).tolist()  # a NaN anywhere is numpy's maximum
+        draws = [Draw(token) for token in best.tolist()]
+        for index, request in enumerate(requests):
+            if not finite[index]:
+                draws[index] = Draw(None)
+            elif not request.greedy or request.num_output < request.params.min_tokens:
+                draws[index] = self._draw(logits[index], request)
         return draws
 
     def _draw(self, row: Row, request: Request) -> Draw:
         params = request.params
         adjusted = self._adjusted(row, request)
-        top = int(adjusted.argmax())
-        if not np.isfinite(adjusted[top]):
+        token = int(adjusted.argmax())
+        if not np.isfinite(adjusted[token]):
             return Draw(None)
-        token = top
         if params.temperature >= _COLDEST:
-            adjusted -= adjusted[top]
-            with np.errstate(over="ignore"):
-                adjusted /= np.float32(params.temperature)
-            token = _choose(adjusted, params, uniform(request.seed, request.num_output))
-        return Draw(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
+            scaled = np.subtract(adjusted, adjusted[token], out=self._scratch)
+            if params.temperature != 1.0:
+                with np.errstate(over="ignore"):
+                    scaled *= np.float32(1.0 / params.temperature)
+            token = self._choose(scaled, params, uniform(request.seed, request.num_output))
+        return Draw(token, None if params.logprobs is None else self._logprobs(row, token, params.logprobs))
+
+    def _choose(self, scaled: Row, params: SamplingParams, draw: float) -> int:
+        """The token at `draw` of the filtered distribution. `scaled` `[V]`: logits over temperature, maximum 0."""
+        if params.top_k:
+            ids: NDArray[np.intp] | None = best(scaled, params.top_k)
+            weights: NDArray[np.floating] = np.exp(scaled[ids], dtype=np.float64)
+        else:
+            ids, weights = None, np.exp(scaled, out=self._weights)
+        if params.top_p < 1.0:
+            kept = heaviest(weights, params.top_p * float(weights.sum()))
+            ids, weights = kept if ids is None else ids[kept], weights[kept]
+        if params.min_p:
+            kept = np.flatnonzero(weights >= params.min_p)
+            ids, weights = kept if ids is None else ids[kept], weights[kept]
+        index = _invert(weights, draw)
+        return index if ids is None else int(ids[index])
+
+    def _logprobs(self, row: Row, token: int, count: int) -> TokenLogprobs:
+        top = row.max()
+        weights = np.exp(np.subtract(row, top, out=self._weights), out=self._weights)
+        norm = float(top) + math.log(float(weights.sum(dtype=np.float64)))
+        ids = best(row, count)
+        return TokenLogprobs(float(row[token]) - norm, ids.tolist(), [float(v) - norm for v in row[ids]])
 
     def _adjusted(self, row: Row, request: Request) -> Row:
-        """A copy of `row` with bias and penalties applied, and stop ids out of reach before `min_tokens`."""
-        params, out = request.params, self._scratch
+        """`row` with bias and penalties applied and stop ids out of reach before `min_tokens`; a copy if any does."""
+        params, early = request.params, request.num_output < request.params.min_tokens
+        if not (early or params.adjusts):
+            return row
+        out = self._scratch
         np.copyto(out, row)
         for token, bias in params.logit_bias.items():
             out[token] += np.float32(bias)
@@ -79,7 +108,7 @@ class Sampler:
             out[written] = out[written] - np.float32(params.presence_penalty)
         if params.frequency_penalty:
             np.subtract.at(out, written, np.float32(params.frequency_penalty))
-        if request.num_output < params.min_tokens:
+        if early:
             out[list(request.stop_ids)] = -np.inf
         return out
 
@@ -102,49 +131,39 @@ def best(values: Row, count: int) -> NDArray[np.intp]:
     return chosen[np.lexsort((chosen, -values[chosen]))]
 
 
-def _choose(scaled: Row, params: SamplingParams, draw: float) -> int:
-    """The token at `draw` of the filtered distribution. `scaled` `[V]`: logits over temperature, their maximum 0."""
-    if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
-        return _invert(np.exp(scaled), None, draw)
-    if params.top_k:
-        ids = best(scaled, params.top_k)
-        enough = float(np.exp(scaled[ids], dtype=np.float64).sum()) * params.top_p
-    elif params.top_p < 1.0:
-        enough = float(np.exp(scaled).sum(dtype=np.float64)) * params.top_p
-        ids = _nucleus(scaled, enough)
-    else:
-        ids = _by_weight(scaled, np.flatnonzero(scaled >= np.log(params.min_p) - 1e-3))
-    weights = np.exp(scaled[ids], dtype=np.float64)
-    kept = len(ids)
-    if params.top_p < 1.0:
-        kept = int(np.searchsorted(np.cumsum(weights), enough)) + 1
-    if params.min_p:
-        kept = min(kept, int(np.count_nonzero(weights >= params.min_p)))
-    return _invert(weights[:kept], ids[:kept], draw)
+def heaviest(weights: NDArray[np.floating], enough: float) -> NDArray[np.intp]:
+    """Indices of the fewest largest of `weights` `[n]` whose sum reaches `enough`, lower index first among equals.
 
-
-def _nucleus(scaled: Row, enough: float) -> NDArray[np.intp]:
-    """Tokens best first, of mass `enough` or more. A confident row is settled by the few within 4 nats of its best."""
-    for reach in (4.0, 10.0, 20.0, np.inf):
-        ids = np.flatnonzero(scaled >= -reach)
-        if float(np.exp(scaled[ids], dtype=np.float64).sum()) >= enough:
+    Quickselect by mass: split at a pivot, go on in the half where the sum crosses `enough`; only the last few are
+    sorted. The first pivot settles a confident distribution at once.
+    """
+    taken: list[NDArray[np.intp]] = []
+    inside, values = None, weights
+    pivot = 0.02 * weights.max()
+    while len(values) > _SORTED:
+        above = values > pivot
+        chosen = np.flatnonzero(above)
+        if not len(chosen):  # the median is the maximum: what is left is mostly equal
             break
-    return _by_weight(scaled, ids)
+        heavy = float(values[chosen].sum(dtype=np.float64))
+        if heavy < enough:
+            taken.append(chosen if inside is None else inside[chosen])
+            enough -= heavy
+            chosen = np.flatnonzero(~above)
+        inside, values = chosen if inside is None else inside[chosen], values[chosen]
+        if len(values) > _SORTED:
+            pivot = np.partition(values, len(values) // 2)[len(values) // 2]
+    order = np.argsort(-values, kind="stable")
+    last = int(np.searchsorted(np.cumsum(values[order], dtype=np.float64), enough)) + 1
+    return np.concatenate([*taken, order[:last] if inside is None else inside[order[:last]]])
 
 
-def _by_weight(scaled: Row, ids: NDArray[np.intp]) -> NDArray[np.intp]:
-    return ids[np.lexsort((ids, -scaled[ids]))]
-
-
-def _invert(weights: NDArray[np.floating], ids: NDArray[np.intp] | None, draw: float) -> int:
-    """The index (or the id there) at which the running sum of `weights` passes `draw` of the whole."""
-    sums = np.cumsum(weights, dtype=np.float64)
-    index = min(int(np.searchsorted(sums, draw * sums[-1], side="right")), len(sums) - 1)
-    return index if ids is None else int(ids[index])
-
-
-def _logprobs(row: Row, token: int, count: int) -> TokenLogprobs:
-    top = row.max()
-    norm = float(top) + float(np.log(np.exp(row - top).sum(dtype=np.float64)))
-    ids = best(row, count)
-    return TokenLogprobs(float(row[token]) - norm, ids.tolist(), [float(v) - norm for v in row[ids]])
+def _invert(weights: NDArray[np.floating], draw: float) -> int:
+    """The index at which the running sum of `weights` passes `draw` of the whole: first the block, then within it."""
+    blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)), dtype=np.float64)
+    target = draw * blocks[-1]
+    block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
+    before = blocks[block - 1] if block else 0.0
+    inner = np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64)
+    share = (target - before) / (blocks[block] - before)
+    return block * _BLOCK + min(int(np.searchsorted(inner, share * inner[-1], side="right")), len(inner) - 1)

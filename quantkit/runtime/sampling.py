@@ -85,16 +85,14 @@ class SamplingParams:
                     raise RequestError(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
 
     @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed before the draw (min_tokens aside)."""
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+
+    @property
     def plain_greedy(self) -> bool:
         """Whether the next token is the argmax of the logits as they come (min_tokens aside)."""
-        return (
-            self.temperature == 0.0
-            and self.logprobs is None
-            and not self.logit_bias
-            and self.repetition_penalty == 1.0
-            and self.presence_penalty == 0.0
-            and self.frequency_penalty == 0.0
-        )
+        return self.temperature == 0.0 and self.logprobs is None and not self.adjusts
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:

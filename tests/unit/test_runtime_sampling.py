@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quantkit.errors import RequestError
 from quantkit.runtime.request import Request
-from quantkit.runtime.sampler import Sampler, best, uniform
+from quantkit.runtime.sampler import Sampler, best, heaviest, uniform
 from quantkit.runtime.sampling import SamplingParams
 
 V = 1000
@@ -20,7 +20,7 @@ V = 1000
 def request(params, *, prompt=(1,), output=(), seed=0, stop_ids=()):
     tokens = np.asarray([*prompt, *output], np.int32)
     return Request("r", params, tokens, len(prompt), 10_000, seed, frozenset(stop_ids), (0, 0.0, 0), 0.0,
-                   num_tokens=len(tokens))  # fmt: skip
+                   greedy=params.plain_greedy, num_tokens=len(tokens))  # fmt: skip
 
 
 def rows(count=1, seed=0, scale=3.0, vocab=V):
@@ -136,6 +136,22 @@ def test_best_is_the_head_of_a_stable_sort(values, count):
     values = np.asarray(values, np.float32)
     expected = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
     assert best(values, count).tolist() == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 3000), st.sampled_from([0.0, 0.01, 1.0, 10.0]), st.floats(0.001, 1.0), st.integers(0, 2**20),
+    st.booleans(),
+)  # fmt: skip
+def test_heaviest_is_the_head_of_a_stable_sort_by_mass(count, spread, share, seed, ties):
+    values = np.random.default_rng(seed).standard_normal(count) * spread
+    weights = np.exp(np.round(values) if ties else values)
+    order = np.argsort(-weights, kind="stable")
+    enough = share * weights.sum()
+    kept = heaviest(weights, enough)
+    assert sorted(kept.tolist()) == sorted(order[: len(kept)].tolist())
+    assert weights[kept].sum() >= enough * (1 - 1e-12)
+    assert weights[order[: len(kept) - 1]].sum() <= enough * (1 + 1e-12)
 
 
 def test_same_seed_same_draws_other_seed_other_draws():
