@@ -94,14 +94,19 @@ def worst_items(windows: Sequence[Window], compared: Compared, text: ChatText) -
                 "mean_kl": means[index],
                 "kl": item.kl,
                 "position": at,
-                "before": text.decode(window.ids[max(0, at - BEFORE) : at], skip_special=False),
+                "before": _context(window.ids[max(0, at - BEFORE) : at], text),
                 "token": token_text(window.ids[at], text),
-                "after": text.decode(window.ids[at + 1 : at + 1 + AFTER], skip_special=False),
+                "after": _context(window.ids[at + 1 : at + 1 + AFTER], text),
                 "baseline": _named(item.base, text),
                 "artifact": _named(item.candidate, text),
             }
         )
     return rows
+
+
+def _context(ids: Sequence[int], text: ChatText) -> str:
+    """The text of `ids` without the halves of characters at its ends."""
+    return text.decode(ids, skip_special=False).strip("\ufffd")
 
 
 def token_text(token: int, text: ChatText) -> str:

@@ -191,10 +191,18 @@ def _ratio(ours: Floats, theirs: Floats) -> Floats:
     return ours / np.maximum(theirs, 1e-12)
 
 
+_WORDS = {
+    "mean_kl": "mean KL",
+    "p99_kl": "P99 KL",
+    "same_top1": "same top-1",
+    "lost_top1": "lost top-1",
+    "ppl_ratio": "perplexity ratio",
+}
+
+
 def _shown(metric: str, found: Estimate) -> str:
-    if metric in ("same_top1", "lost_top1"):
-        return f"{metric} {found.value:.1%} ({found.low:.1%} to {found.high:.1%})"
-    return f"{metric} {found.value:.4g} ({found.low:.4g} to {found.high:.4g})"
+    form = ".1%" if metric in ("same_top1", "lost_top1") else ".4g"
+    return f"{_WORDS[metric]} {found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
 def _limit_text(limit: Limit) -> str:

@@ -30,7 +30,7 @@ MEANINGS = {
     "pending-review": "Every token rule holds. People have yet to look at real answers.",
     "not judged": "There is no gate evidence about this payload: run quantkit gate.",
 }
-BAND = 16
+BAND = 12
 """Layers in one row of the precision map."""
 
 _HERE = Path(__file__).parent
@@ -77,7 +77,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, finalize=visible, undefined=StrictUndefined, trim_blocks=True
     )
     made.filters |= {
-        "bytes": lambda n: f"{n / 1e6:,.1f} MB" if n >= 100_000 else f"{n / 1e3:,.1f} kB",
+        "bytes": lambda n: f"{n / 1e6:,.1f} MB" if n >= 1_000_000 else f"{n / 1e3:,.1f} kB",
         "grouped": lambda n: f"{n:,}",
         "figure": lambda x, digits=4: f"{x:.{digits}g}",
         "mebi": lambda n: f"{n / 2**20:,.0f} MiB",
