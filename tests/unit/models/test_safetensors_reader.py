@@ -168,6 +168,32 @@ def test_a_hostile_header_is_refused_by_name(tmp_path: Path, name: str) -> None:
     assert words in line
 
 
+def test_damaged_headers_never_escape_as_other_errors(tmp_path: Path) -> None:
+    """A thousand random byte changes in the header: each opens or is one of our errors."""
+    path = tmp_path / "model.safetensors"
+    save_file({"a": A, "b": B}, path)
+    whole = path.read_bytes()
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    generator = torch.Generator().manual_seed(5)
+    refused = 0
+    for _ in range(1000):
+        damaged = bytearray(whole)
+        for _ in range(2):
+            at, value = (
+                torch.randint(0, header, (1,), generator=generator),
+                torch.randint(0, 256, (1,), generator=generator),
+            )
+            damaged[int(at)] = int(value)
+        path.write_bytes(damaged)
+        try:
+            reader = open_safetensors(tmp_path)
+            for name in reader.names():
+                reader.read(name)
+        except CheckpointError:
+            refused += 1
+    assert refused > 500
+
+
 @pytest.mark.parametrize(
     "file", ["../two.safetensors", "/etc/two.safetensors", "a/../../two.safetensors", "", "two.bin", "a\0.safetensors"]
 )  # fmt: skip
