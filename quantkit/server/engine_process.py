@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(address: str, parent: int) -> int:
-    """Serve the front at `address`; the exit code."""
+    """Serve the front at `address`, whose `Start` is read from standard input; the exit code."""
     _die_with(parent)
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -43,11 +43,8 @@ def main(address: str, parent: int) -> int:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 2000)
         socket.connect(address)
-        start = messages.decode_to_engine(socket.recv())
-        if not isinstance(start, Start):
-            raise TypeError(f"expected Start, got {type(start).__name__}")
         try:
-            loaded, started = _load(start)
+            loaded, started = _load(messages.decode_start(sys.stdin.buffer.read()))
         except QuantkitError as error:
             socket.send(messages.encode(Failed(error.line(), error.exit_code)))
             return error.exit_code

@@ -16,37 +16,32 @@ import tempfile
 from collections.abc import Callable
 
 import zmq
-import zmq.asyncio
 
 from quantkit.errors import PreflightError, QuantkitError
 from quantkit.runtime.text import ChatText
 from quantkit.server import messages
+from quantkit.server.channel import Channel
 from quantkit.server.messages import Failed, FromEngine, LoadOptions, Report, Start, Started, ToEngine
 
 
 class EngineLink:
-    """A started engine process, the socket to it, what it loaded, and that model's text side."""
+    """A started engine process, the channel to it, what it loaded, and that model's text side."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, started: Started, text: ChatText
-    ) -> None:
-        self._process, self._socket, self.started, self.text = process, socket, started, text
+    def __init__(self, process: asyncio.subprocess.Process, channel: Channel, started: Started, text: ChatText) -> None:
+        self._process, self._channel, self.started, self.text = process, channel, started, text
 
     @classmethod
-    async def open(cls, context: zmq.asyncio.Context, options: LoadOptions) -> EngineLink:
+    async def open(cls, context: zmq.Context[zmq.Socket[bytes]], options: LoadOptions) -> EngineLink:
         """Start an engine process and wait until it has loaded `options.model`.
 
         Raises:
             QuantkitError: what the engine itself reported, with its exit code; or that it died without a word.
         """
         folder = tempfile.mkdtemp(prefix="quantkit-")
-        socket = context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.set_hwm(0)
+        address = f"ipc://{folder}/engine"
+        channel = Channel(context, address)
         process = None
         try:
-            address = f"ipc://{folder}/engine"
-            socket.bind(address)
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -54,17 +49,17 @@ class EngineLink:
                 address,
                 str(os.getpid()),
                 process_group=0,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=sys.stderr,
             )
-            answer = await _first_answer(process, socket, Start(options, folder))
+            answer = await _first_answer(process, channel, Start(options, folder))
             if isinstance(answer, Failed):
                 error = QuantkitError(answer.message)
                 error.exit_code = answer.exit_code
                 raise error
-            return cls(process, socket, answer, await asyncio.to_thread(ChatText, answer.text_folder))
+            return cls(process, channel, answer, await asyncio.to_thread(ChatText, answer.text_folder))
         except BaseException:
-            socket.close()
+            channel.close()
             if process is not None and process.returncode is None:
                 process.kill()
                 await process.wait()
@@ -79,17 +74,18 @@ class EngineLink:
 
     def send(self, message: ToEngine) -> None:
         """Hand over a message; never blocks, and is lost if the engine is dead."""
-        with contextlib.suppress(zmq.ZMQError):
-            self._socket.send(messages.encode(message))
+        self._channel.send(message)
 
     async def reports(self, deliver: Callable[[Report], None]) -> str:
         """Pass every report to `deliver` until the process ends; how it ended, in words."""
-        receiving = asyncio.ensure_future(self._receive(deliver))
-        try:
-            return _ending(await self._process.wait())
-        finally:
-            receiving.cancel()
-            await asyncio.gather(receiving, return_exceptions=True)
+
+        def receive(message: FromEngine) -> None:
+            if isinstance(message, Report):
+                deliver(message)
+
+        self._channel.receive = receive
+        self._channel.drain()
+        return _ending(await self._process.wait())
 
     def kill(self) -> None:
         """End the process now."""
@@ -107,42 +103,30 @@ class EngineLink:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Let go of the socket."""
-        self._socket.close()
-
-    async def _receive(self, deliver: Callable[[Report], None]) -> None:
-        while True:
-            message = messages.decode_from_engine(await self._socket.recv())
-            if isinstance(message, Report):
-                deliver(message)
+        """Let go of the channel."""
+        self._channel.close()
 
 
-async def _first_answer(
-    process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, start: Start
-) -> Started | Failed:
-    """The engine's answer to `Start`, or the error of a process that ended before giving one."""
-
-    async def ask() -> FromEngine:
-        await socket.send(messages.encode(start))
-        return messages.decode_from_engine(await socket.recv())
-
-    asking, ending = asyncio.ensure_future(ask()), asyncio.ensure_future(process.wait())
+async def _first_answer(process: asyncio.subprocess.Process, channel: Channel, start: Start) -> Started | Failed:
+    """The engine's answer to `start`, or the error of a process that ended before giving one."""
+    answer: asyncio.Future[FromEngine] = asyncio.get_running_loop().create_future()
+    channel.receive = lambda message: None if answer.done() else answer.set_result(message)
+    if process.stdin is not None:
+        process.stdin.write(messages.encode(start))
+        process.stdin.close()
+    ending = asyncio.ensure_future(process.wait())
     try:
-        await asyncio.wait((asking, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not asking.done():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(asking), 0.2)
-        if asking.done():
-            answer = asking.result()
-            if isinstance(answer, Started | Failed):
-                return answer
+        await asyncio.wait((answer, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():  # its last words may still be on their way
+            await asyncio.wait((answer,), timeout=0.2)
+        if answer.done() and isinstance(found := answer.result(), Started | Failed):
+            return found
         raise PreflightError(
             f"the engine process {_ending(await ending)} while loading",
             where=start.options.model,
             next="Its log is above.",
         )
     finally:
-        asking.cancel()
         ending.cancel()
 
 

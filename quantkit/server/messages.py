@@ -1,7 +1,8 @@
 """What the HTTP front and the engine core process say to each other: typed msgpack over one ZeroMQ pair.
 
-Front to engine: one `Start`, then `Submit` and `Abort`, at last `Shutdown`. Engine to front: `Started` or `Failed`,
-then a `Report` after every step (or every second when idle), which is also the proof that the scheduler moves.
+Front to engine: `Start` (on its standard input), then `Submit` and `Abort`, at last `Shutdown`. Engine to front:
+`Started` or `Failed`, then a `Report` after every step, or twice a second when idle, which is also the proof that the
+scheduler moves.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     accept_ungated: bool = False
 
 
-class Start(msgspec.Struct, tag="start", array_like=True, frozen=True):
-    """The engine's first message: load this. `scratch` is a folder that lives until the front has read it."""
+class Start(msgspec.Struct, frozen=True):
+    """Load this. `scratch` is a folder that lives until the front has read it."""
 
     options: LoadOptions
     scratch: str
@@ -80,7 +81,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 class Report(msgspec.Struct, tag="report", array_like=True, frozen=True):
-    """After a step, or every second without work. `step_seconds` is 0 when no step was made.
+    """After a step, or twice a second without work. `step_seconds` is 0 when no step was made.
 
     A request the engine would not take ends with finish reason `refused`.
     """
@@ -90,9 +91,10 @@ class Report(msgspec.Struct, tag="report", array_like=True, frozen=True):
     step_seconds: float
 
 
-ToEngine = Start | Submit | Abort | Shutdown
+ToEngine = Submit | Abort | Shutdown
 FromEngine = Started | Failed | Report
 
 encode = msgspec.msgpack.Encoder().encode
+decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

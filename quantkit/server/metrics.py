@@ -52,37 +52,36 @@ class Metrics:
         self._kv_usage = gauge("kv_usage_ratio", "Share of the KV cache's blocks that requests hold")
         self._info = gauge("artifact_info", "The artifact served", "payload_digest", "verdict", "backend", "kv_format")
         self._counters = {name: counter(f"engine_{name}", text) for name, text in _COUNTED.items()}
-        self._last: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+        self._latest: EngineStats | None = None
+        self._counted = dict.fromkeys(_COUNTED, 0)
 
     def engine_started(self, started: Started) -> None:
         """A new engine counts from zero."""
-        self._last = dict.fromkeys(_COUNTED, 0)
+        self._take_over()
+        self._latest, self._counted = None, dict.fromkeys(_COUNTED, 0)
         self._info.clear()
         self._info.labels(started.payload_digest, started.verdict, started.backend, started.kv_format).set(1)
 
     def engine_report(self, report: Report) -> None:
-        """Take over the scheduler's state."""
-        stats = report.stats
-        self._running.set(stats.running)
-        self._waiting.set(stats.waiting)
-        self._blocks(stats)
+        """Note the scheduler's state; it is counted up when somebody asks, this being called at every step."""
+        self._latest = report.stats
         if report.step_seconds > 0:
             self.step_time.observe(report.step_seconds)
-        for name, counted in self._counters.items():
-            value = getattr(stats, name)
-            if value > self._last[name]:
-                counted.inc(value - self._last[name])
-                self._last[name] = value
 
     def text(self) -> bytes:
         """The exposition format."""
+        self._take_over()
         return generate_latest(self.registry)
 
-    def _blocks(self, stats: EngineStats) -> None:
-        for state, blocks in (
-            ("used", stats.blocks_used),
-            ("cached", stats.blocks_cached),
-            ("free", stats.blocks_free),
-        ):
-            self._kv_blocks.labels(state).set(blocks)
+    def _take_over(self) -> None:
+        stats = self._latest
+        if stats is None:
+            return
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        for state in ("used", "cached", "free"):
+            self._kv_blocks.labels(state).set(getattr(stats, f"blocks_{state}"))
         self._kv_usage.set(stats.blocks_used / max(1, stats.blocks_total))
+        for name, counter in self._counters.items():
+            counter.inc(getattr(stats, name) - self._counted[name])
+            self._counted[name] = getattr(stats, name)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import zmq.asyncio
+import zmq
 
 from quantkit.errors import QuantkitError
 from quantkit.runtime.request import EngineRequest
@@ -48,7 +48,7 @@ class Supervisor:
     on_start: Callable[[Started], None]
     on_report: Callable[[Report], None]
     on_death: Callable[[str], None]
-    _context: zmq.asyncio.Context = field(default_factory=zmq.asyncio.Context)
+    _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _link: EngineLink | None = None
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
     _last_report: float = 0.0
