@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from quantkit.models.reader import read_exactly, row_range
 
 _PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 _QUANTIZED = (Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+_FLOAT16_OVERFLOW = 65520.0
+"""The least number that rounds to infinity in float16."""
 _CHUNK = 1 << 22
 """Values dequantized at once: the float32 intermediate stays at 16 MiB."""
 
@@ -41,7 +44,7 @@ class GGUFWeightReader:
         kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.shape) > 1}
         one = next(iter(kinds)) if len(kinds) == 1 else Kind.F16
         self._matrix_dtype = _PLAIN.get(one, torch.float16)
-        self._rotated = _rotated(self._tensors, heads) if file.architecture == "llama" else {}
+        self._rotated = _rotated(file, self._tensors, heads) if file.architecture == "llama" else {}
         self._offset_norms = file.architecture == "gemma3"
 
     @property
@@ -113,13 +116,17 @@ class GGUFWeightReader:
         for low in range(first, last, step):
             high = min(low + step, last)
             values = self._values(tensor, low, high)
-            chunk = values.to(dtype)
-            if dtype == torch.float16 and bool((chunk.isinf() & values.isfinite()).any()):
-                raise CheckpointError(
-                    f"holds {float(values.abs().max()):.0f}, more than float16 can", where=self._where(tensor)
-                )
-            out[low - first : high - first] = chunk
+            if dtype == torch.float16:
+                self._check_range(tensor, values)
+            out[low - first : high - first] = values
         return out
+
+    def _check_range(self, tensor: GGUFTensor, values: torch.Tensor) -> None:
+        """CheckpointError when a finite value would become infinite as float16."""
+        low, high = torch.aminmax(values)
+        largest = max(-float(low), float(high))
+        if _FLOAT16_OVERFLOW <= largest < math.inf:
+            raise CheckpointError(f"holds {largest:.0f}, more than float16 can", where=self._where(tensor))
 
     def _values(self, tensor: GGUFTensor, first: int, last: int) -> torch.Tensor:
         """Runs `[first, last)` of K values, dequantized: float32 `[last - first, K]`."""
@@ -132,7 +139,7 @@ class GGUFWeightReader:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
-def _rotated(tensors: Mapping[str, GGUFTensor], heads: tuple[int, int]) -> dict[str, int]:
+def _rotated(file: GGUFFile, tensors: Mapping[str, GGUFTensor], heads: tuple[int, int]) -> dict[str, int]:
     """Name -> heads of every q and k tensor, whose rows llama.cpp's converter reorders."""
     counts = {"q_proj": heads[0], "k_proj": heads[1]}
     found: dict[str, int] = {}
@@ -140,7 +147,9 @@ def _rotated(tensors: Mapping[str, GGUFTensor], heads: tuple[int, int]) -> dict[
         for part, count in counts.items():
             if f"self_attn.{part}." in name:
                 if tensor.shape[0] % (2 * count):
-                    raise CheckpointError(f"{tensor.shape[0]} rows do not divide over {count} heads", where=name)
+                    raise CheckpointError(
+                        f"{tensor.shape[0]} rows do not divide over {count} heads", where=f"{file.path}: {tensor.name}"
+                    )
                 found[name] = count
     return found
 

@@ -96,4 +96,7 @@ def _from_hub(name: str) -> Path:
             next="Fetch it on a machine with a network and give its folder",
         ) from None
     except HfHubHTTPError as error:
-        raise PreflightError(f"the hub refuses model {name}: {str(error).splitlines()[0]}", where=name) from None
+        status = error.response.status_code
+        raise PreflightError(
+            f"the hub answers {status} for model {name}", where=name, next="Check the name, or give a local folder"
+        ) from None
