@@ -181,9 +181,11 @@ class Scheduler:
         request.promised = request.num_computed = request.num_published = 0
 
     def _prompt_is_coming(self, request: Request) -> bool:
-        """Whether a request with the same prompt is about to bring the blocks this one wants to share."""
+        """Whether a request with the same prompt is about to bring blocks this one wants to share."""
         parent = request.parent
-        return parent is not None and parent.state is not State.FINISHED and parent.num_computed < parent.prompt_len
+        if parent is None or parent.state is State.FINISHED or parent.prompt_len <= self.config.block_size:
+            return False
+        return parent.num_computed < parent.prompt_len
 
     def _expected_blocks(self, request: Request) -> int:
         if self.config.admission == "max-utilization":

@@ -258,3 +258,31 @@ def test_step_with_thousands_waiting_touches_few_of_them():
     for _ in range(20):
         bench.step()
     assert (time.perf_counter() - begin) / 20 < 0.002
+
+
+@pytest.mark.parametrize("admission", ["no-evict", "max-utilization"])
+@pytest.mark.parametrize("seed", range(6))
+def test_books_balance_through_random_traffic_and_aborts_and_everyone_finishes(admission, seed):
+    random = np.random.default_rng(seed)
+    bench = Bench(num_blocks=24, caching=True, max_num_seqs=5, max_num_batched_tokens=40, admission=admission)
+    alive, aborted = {}, 0
+    for _ in range(400):
+        if random.random() < 0.3:
+            shared = [int(random.integers(0, 3))] * int(random.integers(0, 60))
+            prompt = shared + random.integers(0, 100, int(random.integers(1, 40))).tolist()
+            made = bench.add(prompt, int(random.integers(1, 120)), priority=int(random.integers(0, 3)))
+            alive[made.request_id] = made
+        if alive and random.random() < 0.05:
+            bench.scheduler.remove(alive.pop(random.choice(sorted(alive))))
+            aborted += 1
+        bench.step()
+        for name in bench.done:
+            alive.pop(name, None)
+    bench.drain()
+    assert len(bench.done) + aborted == bench.count
+    counts = bench.pool.counts()
+    assert counts.used == 0
+    assert sum(block.ref_count for block in bench.pool.blocks) == 0
+    assert bench.scheduler.promised == 0
+    assert bench.scheduler.prefix_hits > 0
+    assert (bench.scheduler.preemptions > 0) == (admission == "max-utilization")
