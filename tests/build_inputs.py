@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 import yaml
 
 from tests.tiny import make_checkpoint
 
 _TOPICS = ("invoice", "delivery", "router", "contract", "password", "refund", "meeting", "report")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Builds in here, and in processes started from here, compute on one thread: fastest for tiny models."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
 
 
 def write_conversations(path: Path, kind: str, count: int = 16) -> Path:
@@ -40,7 +54,7 @@ def write_recipe(folder: Path, family: str, *, dtype: str = "float16", recipe: d
         "name": f"tiny-{family}",
         "model": {"source": "source"},
         "calibration": {"data": ["calib.jsonl"], "max_samples": 8, "max_tokens": 256},
-        "quantization": {"schemes": ["W8A16", "W4A16_G64"], "budget_bits": 8.0},
+        "quantization": {"schemes": ["W8A16", "W4A16_G64"], "budget_bits": 8.0, "scale_search": "minmax"},
         "gate": {"data": ["held.jsonl"], "max_samples": 8},
     }
     for section, values in (recipe or {}).items():

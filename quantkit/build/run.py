@@ -21,6 +21,7 @@ from quantkit.build.stage import PAYLOAD, Inputs, Stage, stage_keys
 from quantkit.build.store import Store, stage_cost, stage_facts
 from quantkit.errors import CheckpointError
 from quantkit.recipe.load import LoadedRecipe
+from quantkit.report import write_report
 
 RUN_FOLDERS = ".quantkit"
 
@@ -40,7 +41,7 @@ class StageRun:
 @dataclass(frozen=True)
 class Built:
     """What a build made: the artifact's folder and identity, the verdict and what decided it, weights before (in 16
-    bits) and after in bytes, the run record."""
+    bits) and after in bytes, the report's page, the run record."""
 
     folder: Path
     payload_digest: str
@@ -49,6 +50,7 @@ class Built:
     rules: tuple[str, ...]
     source_bytes: int
     weight_bytes: int
+    report: Path
     run: dict[str, Any]
 
 
@@ -82,6 +84,7 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
         with disk_full_explained("placing the artifact", store.folder, 0):
             artifact = place(folders["package"], folders["gate"], record, out)
+            report = write_report(out)
     judged = next(run for run in runs if run.name == "gate").facts
     return Built(
         folder=out,
@@ -91,6 +94,7 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         rules=tuple(judged["rules"]),
         source_bytes=artifact.source_weight_bytes,
         weight_bytes=artifact.weight_bytes,
+        report=report,
         run=record,
     )
 

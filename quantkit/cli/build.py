@@ -32,6 +32,7 @@ def build(
         "payload_digest": built.payload_digest,
         "verdict": built.verdict,
         "rules": built.rules,
+        "report": str(built.report),
         "source_bytes": built.source_bytes,
         "weight_bytes": built.weight_bytes,
         "seconds": built.run["seconds"],
@@ -56,4 +57,5 @@ def _text(result: dict[str, Any]) -> str:
     ]
     if result["verdict"] == "pending-review":
         lines.append("           the figures pass; people have not looked yet (waive it with gate.review.waive)")
+    lines.append(f"report     {result['report']}")
     return "\n".join(lines)
