@@ -5,7 +5,17 @@ A step is a `CallList` over preallocated tensors and packed weights, run by one 
 
 from quantkit_kernels.cpu.calls import CallList
 from quantkit_kernels.cpu.library import available, isa, supported_isas
+from quantkit_kernels.cpu.memory import streamed_tensor
 from quantkit_kernels.cpu.packing import PackedMatrix, pack_matrix
 from quantkit_kernels.cpu.threads import usable_threads
 
-__all__ = ["CallList", "PackedMatrix", "available", "isa", "pack_matrix", "supported_isas", "usable_threads"]
+__all__ = [
+    "CallList",
+    "PackedMatrix",
+    "available",
+    "isa",
+    "pack_matrix",
+    "streamed_tensor",
+    "supported_isas",
+    "usable_threads",
+]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels.cpu.library import library
+from quantkit_kernels.cpu.memory import streamed_tensor
 
 PANEL = 32
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
@@ -84,7 +85,7 @@ def pack_matrix(
         raise ValueError(f"weights of {bits} bits are not supported: 4, 8, 16 and 32 are")
     source = weight.detach().contiguous()
     rows, columns = source.shape
-    data = torch.empty(library().qk_packed_bytes(code, rows, columns, groups), dtype=torch.uint8)
+    data = streamed_tensor(library().qk_packed_bytes(code, rows, columns, groups), dtype=torch.uint8)
     library().qk_pack(code, source.data_ptr(), rows, columns, groups, data.data_ptr())
     return PackedMatrix(
         data=data,

@@ -1,4 +1,6 @@
 // The ceilings every figure is a share of: memory read and FP32 FMA, measured by the threads that run the kernels.
+#include <sys/mman.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -37,9 +39,11 @@ double best_seconds(int32_t rounds, const Fn& once) {
 QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t rounds) {
     const KernelSet* kernels = kernels_of(isa);
     if (!kernels || threads < 1) return 0;
-    const int64_t share = bytes / threads / 4096 * 4096;
-    void* data = std::aligned_alloc(4096, static_cast<size_t>(share * threads));
+    constexpr int64_t kHuge = 2 << 20;
+    const int64_t share = (bytes / threads + kHuge - 1) / kHuge * kHuge;
+    void* data = std::aligned_alloc(kHuge, static_cast<size_t>(share * threads));
     if (!data) return 0;
+    madvise(data, static_cast<size_t>(share * threads), MADV_HUGEPAGE);
     std::memset(data, 1, static_cast<size_t>(share * threads));
     Work work{kernels, static_cast<const char*>(data), share, 0, {}};
     const int32_t chunks[1] = {threads};

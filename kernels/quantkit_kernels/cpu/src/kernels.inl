@@ -44,7 +44,10 @@ int64_t read(const void* data, int64_t bytes) {
     F sums[kStreams] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
     for (int64_t i = 0; i + W <= stride; i += W) {
 #pragma GCC unroll 4
-        for (int s = 0; s < kStreams; ++s) sums[s] = Simd::max(sums[s], Simd::load(p + s * stride + i));
+        for (int s = 0; s < kStreams; ++s) {
+            __builtin_prefetch(p + s * stride + i + 128);
+            sums[s] = Simd::max(sums[s], Simd::load(p + s * stride + i));
+        }
     }
     return static_cast<int64_t>(Simd::highest(Simd::max(Simd::max(sums[0], sums[1]), Simd::max(sums[2], sums[3]))));
 }

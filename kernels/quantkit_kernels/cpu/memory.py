@@ -1,0 +1,58 @@
+"""Memory for what a step streams: weights and the KV cache, on huge pages.
+
+Reading tens of megabytes from 4 KiB pages costs a page walk (two-dimensional under a hypervisor) and stops the
+hardware's prefetcher every 4 KiB; huge pages read two to three times as fast.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import torch
+from torch import Tensor
+
+_HUGE = 2 << 20
+_CHUNK = 8 * _HUGE
+_ALIGN = 64
+
+
+def _mapping(nbytes: int) -> mmap.mmap:
+    """Zeroed private memory of whole huge pages, which the kernel is asked to back with huge pages."""
+    size = -(-nbytes // _HUGE) * _HUGE
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            region.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return region  # a kernel without huge pages: slower, not wrong
+    return region
+
+
+class _Pool:
+    """Small pieces share a chunk of huge pages; a chunk goes when the last tensor in it goes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunk: mmap.mmap | None = None
+        self._used = 0
+
+    def take(self, nbytes: int) -> Tensor:
+        if nbytes >= _CHUNK // 2:
+            return torch.frombuffer(_mapping(nbytes), dtype=torch.uint8, count=nbytes)
+        with self._lock:
+            if self._chunk is None or self._used + nbytes > _CHUNK:
+                self._chunk, self._used = _mapping(_CHUNK), 0
+            piece = torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=self._used)
+            self._used += -(-nbytes // _ALIGN) * _ALIGN
+        return piece
+
+
+_pool = _Pool()
+
+
+def streamed_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A contiguous CPU tensor on huge pages, 64-byte aligned and zeroed (its memory is never used twice)."""
+    size = torch.Size(shape)
+    nbytes = size.numel() * dtype.itemsize
+    return _pool.take(nbytes).view(dtype).view(size) if nbytes else torch.empty(size, dtype=dtype)
