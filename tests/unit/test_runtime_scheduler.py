@@ -233,15 +233,15 @@ def test_ten_thousand_queued_requests_are_cheap_to_hold_and_to_cancel():
     blocker = bench.add(16, 17)
     bench.step()
     requests = [bench.request(8) for _ in range(10_000)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     for made in requests:
         bench.scheduler.add(made)
     for _ in range(20):
         bench.scheduler.schedule(bench.now)
     for made in requests:
         bench.scheduler.remove(made)
-    each = (time.perf_counter() - begin) / 10_000
-    assert each < 50e-6  # one scan of the queue costs several times that
+    each = (time.process_time() - begin) / 10_000
+    assert each < 100e-6  # CPU time; scanning a queue this long costs several times that
     assert len(bench.scheduler.waiting) == 0
     bench.scheduler.remove(blocker)
     assert bench.pool.counts().free == 3
@@ -254,10 +254,10 @@ def test_step_with_thousands_waiting_touches_few_of_them():
     for _ in range(5000):
         bench.add(60, 60)
     bench.step()
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(20):
         bench.step()
-    assert (time.perf_counter() - begin) / 20 < 0.002
+    assert (time.process_time() - begin) / 20 < 0.005
 
 
 @pytest.mark.parametrize("admission", ["no-evict", "max-utilization"])
