@@ -12,11 +12,13 @@ from pathlib import Path
 
 from quantkit.build.decisions import Decisions, decide
 from quantkit.errors import RecipeError
+from quantkit.gate.policy import load_policy
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
 from quantkit.program import build_program, fuse
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
+from quantkit.userpath import user_path
 from quantkit_kernels import cpu
 
 _LIBRARIES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "gguf")
@@ -66,7 +68,11 @@ class Context(Outline):
 
 def open_context(loaded: LoadedRecipe) -> Context:
     """Open the source and settle everything that needs no weights; all static problems are raised here."""
-    source = open_source(loaded.recipe.model.source, base=loaded.base)
+    try:
+        source = open_source(loaded.recipe.model.source, base=loaded.base)
+    except RecipeError as error:
+        where = f"{loaded.where('model', 'source')}: {error.where}"
+        raise RecipeError(error.what, where=where, next=error.next) from None
     return Context(**vars(outline(loaded, source.spec)), source=source, threads=thread_count())
 
 
@@ -76,12 +82,13 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
     for section in ("calibration", "gate"):
         made.data_files(section)
+    load_policy(loaded.recipe.gate.policy, loaded.base)
     return made
 
 
 def outline_without_weights(loaded: LoadedRecipe) -> Outline | None:
     """The outline from a folder that holds config.json and no weights; None for any other source."""
-    folder = loaded.base / Path(loaded.recipe.model.source).expanduser()
+    folder = user_path(loaded.recipe.model.source, loaded.base, where=loaded.where("model", "source"))
     config = folder / "config.json"
     if not config.is_file() or any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.build.context import Outline, open_context, outline_without_weights
+from quantkit.build.data import check_data
 from quantkit.build.estimate import Sizes, available_memory, kv_bytes_per_token
 from quantkit.build.memory import anonymous_bytes
 from quantkit.build.pipeline import STAGES
@@ -78,6 +79,7 @@ def plan(loaded: LoadedRecipe, out: Path) -> Plan:
                 folder = store.find(name, key)
                 if folder is not None:
                     whole[name] = folder
+    check_data(outline)
     stages = tuple(_stage(outline, number, whole) for number in range(len(STAGES)))
     decisions, recipe = outline.decisions, outline.loaded.recipe
     schemes = decisions.allowed

@@ -11,6 +11,7 @@ from typing import Any
 
 from quantkit.artifact.read import open_artifact
 from quantkit.build.context import Context, open_context
+from quantkit.build.data import check_data
 from quantkit.build.estimate import require_room
 from quantkit.build.files import disk_full_explained
 from quantkit.build.memory import PeakMemory
@@ -78,6 +79,8 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         store.clean([(name, key) for name, (key, _) in keys.items()])
         _drop_damaged_package(store, keys["package"][0])
         missing = [stage for stage in STAGES if store.find(stage.name, keys[stage.name][0]) is None]
+        if missing:
+            check_data(context)
         require_room([stage.cost(context) for stage in missing], store.folder)
         runs = run_stages(STAGES, context, store, keys, memory, progress)
         record = _record(context, runs, started, time.monotonic() - begun)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quantkit.errors import RecipeError
+from quantkit.errors import PreflightError, RecipeError
 
 FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -18,7 +18,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL, Parquet or CSV file in order.
 
     The library's cache goes to HF_DATASETS_CACHE where that is set, else to a folder that is gone afterwards.
-    RecipeError names the file (and the line, for JSON that does not parse).
+    RecipeError names the file (and the line, for JSON that does not parse); PreflightError a disk that is full.
     """
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
@@ -28,7 +28,6 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.stat().st_size == 0:
         return
     from datasets import Dataset, disable_progress_bars
-    from datasets.exceptions import DatasetGenerationError
 
     disable_progress_bars()
     # The Dataset.from_* readers, unlike load_dataset, send no download count.
@@ -37,19 +36,25 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         cache = os.environ.get("HF_DATASETS_CACHE", scratch)
         try:
             table = reader(str(path), cache_dir=cache, keep_in_memory=True)
-        except (DatasetGenerationError, ValueError) as error:
-            raise RecipeError(_reason(path, kind, error), where=str(path), next="Correct the file") from None
+        except Exception as error:  # noqa: BLE001 - pyarrow, pandas, zlib, ...: nothing narrower is promised
+            cause = error.__cause__ or error
+            if isinstance(cause, OSError) and cause.errno:  # the machine's fault, not the file's
+                raise PreflightError(
+                    f"cannot be read: {cause.strerror}", where=str(path), next=f"Its rows pass through {cache}"
+                ) from None
+            raise RecipeError(_reason(path, kind, cause), where=str(path), next="Correct the file") from None
         yield from table
 
 
-def _reason(path: Path, kind: str, error: Exception) -> str:
+def _reason(path: Path, kind: str, cause: BaseException) -> str:
     """Which line of a JSONL file is at fault, or what the library says."""
     if kind == "json":
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
                 if line.strip() and not isinstance(json.loads(line), dict):
                     return f"line {number} is not a JSON object"
-            except ValueError as fault:
+            except (ValueError, RecursionError) as fault:
                 return f"line {number} is not valid JSON ({fault})"
-    cause = error.__cause__ or error
-    return f"cannot be read: {str(cause).splitlines()[0][:200]}"
+    if not path.read_bytes().strip():
+        return "holds no rows"
+    return f"cannot be read: {' '.join(str(cause).split())[:200] or type(cause).__name__}"

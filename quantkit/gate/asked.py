@@ -11,6 +11,7 @@ from quantkit.artifact.read import Artifact
 from quantkit.errors import RecipeError
 from quantkit.gate.evidence import FOLDER, read_evidence
 from quantkit.resources import resource
+from quantkit.userpath import user_path
 
 RUN = Path("run") / "run.json"
 _BUILTIN = "builtin:"
@@ -58,7 +59,7 @@ def asked_of(artifact: Artifact, data: list[str], calibration: list[str], policy
 def _file(text: str, base: Path) -> Path:
     if text.startswith(_BUILTIN):
         return resource(text.removeprefix(_BUILTIN))
-    path = base / Path(text).expanduser()
+    path = user_path(text, base, where="data file")
     if not path.is_file():
         raise RecipeError("no such data file", where=str(path), next="Name it: --data FILE, --calibration FILE")
     return path

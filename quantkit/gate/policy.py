@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from quantkit.errors import RecipeError
 from quantkit.recipe.yaml_source import YamlSource, read_yaml
 from quantkit.resources import resource
+from quantkit.userpath import user_path
 
 Metric = Literal["mean_kl", "p99_kl", "same_top1", "lost_top1", "ppl_ratio"]
 Rung = Literal["RTN-INT4"]
@@ -108,9 +109,8 @@ def load_policy(name: str, base: Path = Path(".")) -> Policy:
 
     RecipeError names file and line of what is wrong.
     """
-    path = base / Path(name).expanduser()
-    if not path.suffix:
-        path = resource(f"evals/policies/{name}.yaml")
+    is_file = bool(Path(name).suffix)
+    path = user_path(name, base, where="gate policy") if is_file else resource(f"evals/policies/{name}.yaml")
     if not path.is_file():
         raise RecipeError("no such policy", where=str(path), next="Use `standard` or the path of a YAML file")
     source = read_yaml(path)

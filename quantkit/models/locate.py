@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from quantkit.errors import CheckpointError, PreflightError, RecipeError
+from quantkit.userpath import user_path
 
 _PACKAGE = "package:"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -34,7 +35,7 @@ def locate(location: str, base: Path) -> Place:
     """
     if location.startswith(_PACKAGE):
         return _in_package(location)
-    path = base / Path(location).expanduser()
+    path = user_path(location, base, where="model source")
     if path.exists():
         return Place(path)
     if _HUB_ID.match(location) and not location.endswith(".gguf"):

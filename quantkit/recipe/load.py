@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,11 @@ from quantkit.errors import RecipeError
 from quantkit.recipe.schema import SCHEMA_VERSION, Recipe, nearest
 from quantkit.recipe.yaml_source import Loc, YamlSource, parse_yaml, read_yaml
 from quantkit.resources import resource
+from quantkit.userpath import user_path
 
 _BUILTIN = "builtin:"
+_SHOWN = 120
+_INDEX = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,11 @@ class LoadedRecipe:
         """The existing file that `text` (`builtin:kind/...` or a path relative to the recipe) names."""
         if text.startswith(_BUILTIN):
             try:
-                return resource(text.removeprefix(_BUILTIN))
+                path = resource(text.removeprefix(_BUILTIN))
             except RecipeError as error:
                 raise RecipeError(error.what, where=self.where(*loc), next=error.next) from None
-        path = self.base / Path(text).expanduser()
+        else:
+            path = user_path(text, self.base, where=self.where(*loc))
         if not path.is_file():
             raise RecipeError(f"no file at {path}", where=self.where(*loc))
         return path
@@ -91,9 +96,9 @@ def _check_version(source: YamlSource) -> None:
 
 def _apply(option: str, data: dict[str, Any], places: dict[Loc, str]) -> None:
     """Lay `a.b.0.c=value` over `data`; the value is read as YAML."""
-    where = f"--set {option}"
+    where = f"--set {option if len(option) <= _SHOWN else option[: _SHOWN - 3] + '...'}"
     dotted, equals, text = option.partition("=")
-    keys: list[str | int] = [int(k) if k.isdigit() else k for k in dotted.strip().split(".")]
+    keys: list[str | int] = [int(k) if _INDEX.fullmatch(k) else k for k in dotted.strip().split(".")]
     if not equals or "" in keys:
         raise RecipeError("an option reads key=value, with dots between keys", where=where)
     value = parse_yaml(text, where).data

@@ -12,6 +12,9 @@ from quantkit.errors import RecipeError
 
 Loc = tuple[str | int, ...]
 
+_MOST_BYTES = 1 << 20
+_MOST_DEPTH = 32
+
 
 @dataclass(frozen=True)
 class YamlSource:
@@ -31,10 +34,12 @@ def read_yaml(path: Path) -> YamlSource:
     """Parse one YAML file of mappings, lists and scalars.
 
     Raises RecipeError (`file:line`) on a file that cannot be read, on YAML that does not parse, on duplicate keys,
-    keys that are not words, anchors and aliases.
+    keys that are not words, anchors and aliases, nesting beyond 32 levels, more than 1 MiB.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8")
     except FileNotFoundError:
         raise RecipeError("no such recipe", where=str(path), next="`quantkit init` writes one") from None
     except IsADirectoryError:
@@ -43,15 +48,15 @@ def read_yaml(path: Path) -> YamlSource:
         raise RecipeError(f"not UTF-8 text (byte {error.start})", where=str(path)) from None
     except OSError as error:
         raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(content) > _MOST_BYTES:
+        raise RecipeError(f"is no recipe: it has more than {_MOST_BYTES >> 20} MiB", where=str(path))
     return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, name: str) -> YamlSource:
     """`read_yaml` for text that is already in hand; `name` stands for the file in messages."""
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise RecipeError("anchors and aliases are not part of a recipe", where=f"{name}:{_line(event)}")
+        _refuse_tricks(text, name)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         places: dict[Loc, str] = {(): f"{name}:1"}
@@ -65,8 +70,16 @@ def parse_yaml(text: str, name: str) -> YamlSource:
     return YamlSource(data, places)
 
 
-def _line(event: yaml.Event) -> int:
-    return event.start_mark.line + 1 if event.start_mark else 1
+def _refuse_tricks(text: str, name: str) -> None:
+    """RecipeError at the first anchor, alias or level too deep, before anything is built of the text."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if getattr(event, "anchor", None) is not None:
+            raise RecipeError("anchors and aliases are not part of a recipe", where=f"{name}:{line}")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_DEPTH:
+            raise RecipeError(f"nested deeper than {_MOST_DEPTH} levels", where=f"{name}:{line}")
 
 
 def _plain(node: yaml.Node, loc: Loc, loader: yaml.SafeLoader, name: str, places: dict[Loc, str]) -> Any:
@@ -78,7 +91,16 @@ def _plain(node: yaml.Node, loc: Loc, loader: yaml.SafeLoader, name: str, places
             places[(*loc, i)] = f"{name}:{item.start_mark.line + 1}"
             items.append(_plain(item, (*loc, i), loader, name, places))
         return items
-    return loader.construct_object(node)
+    return _scalar(node, loader, name)
+
+
+def _scalar(node: yaml.Node, loader: yaml.SafeLoader, name: str) -> Any:
+    try:
+        return loader.construct_object(node)
+    except (ValueError, LookupError, AttributeError, TypeError, OverflowError):  # what PyYAML's constructors let out
+        kind = str(node.tag).rpartition(":")[2]
+        where = f"{name}:{node.start_mark.line + 1}"
+        raise RecipeError(f"{str(node.value)[:40]!r} cannot be read as {kind}", where=where) from None
 
 
 def _mapping(
@@ -87,7 +109,7 @@ def _mapping(
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         where = f"{name}:{key_node.start_mark.line + 1}"
-        key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        key = _scalar(key_node, loader, name) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             raise RecipeError("a key must be a plain word", where=where)
         if key in result:
