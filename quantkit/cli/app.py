@@ -26,6 +26,7 @@ from quantkit.cli.verify import verify
 from quantkit.errors import QuantkitError
 
 INTERRUPTED = 130
+_LONGEST = 1000
 
 app = typer.Typer(
     name="quantkit",
@@ -91,5 +92,11 @@ def run(arguments: Sequence[str]) -> int:
 def _fail(line: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"quantkit: {' '.join(line.split())}", file=sys.stderr)
+    print(f"quantkit: {_one_line(line)}", file=sys.stderr)
     return code
+
+
+def _one_line(text: str) -> str:
+    """`text` as one line that fits a screen and cannot steer a terminal: names in files are other people's words."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
