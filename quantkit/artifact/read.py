@@ -136,7 +136,8 @@ def open_artifact(path: Path | str, *, check: Check = "full") -> Artifact:
 
 
 def _payload_files(folder: Path) -> dict[str, int]:
-    """Size of every payload file by relative path; symlinks, special files and pickles are refused."""
+    """Size of every payload file by relative path. Symlinks and special files are refused, in the evidence too (it is
+    written to, and must not lead elsewhere), and so are pickles."""
     found: dict[str, int] = {}
     pending = [folder]
     while pending:
@@ -147,10 +148,11 @@ def _payload_files(folder: Path) -> dict[str, int]:
             if stat.S_ISLNK(mode):
                 raise CheckpointError("is a symlink", where=f"{folder}/{name}", next=_REMOVE)
             if stat.S_ISDIR(mode):
-                if name != layout.EVIDENCE:
-                    pending.append(Path(entry.path))
+                pending.append(Path(entry.path))
             elif not stat.S_ISREG(mode):
                 raise CheckpointError("is not a regular file", where=f"{folder}/{name}", next=_REMOVE)
+            elif name.startswith(f"{layout.EVIDENCE}/"):
+                continue
             elif Path(name).suffix.lower() in _PICKLES:
                 raise CheckpointError("is a pickle, which can run code", where=f"{folder}/{name}", next=_REMOVE)
             else:

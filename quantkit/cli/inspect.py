@@ -33,13 +33,13 @@ def inspect(
 
 
 def _facts(opened: Artifact) -> dict[str, Any]:
+    from quantkit.runtime.admission import VERDICT, read_standing
     from quantkit.runtime.text import ChatText
 
     manifest, text = opened.manifest, ChatText(opened.folder)
-    verdict = opened.folder / "evidence" / "gate" / "verdict.json"
-    judged = json.loads(verdict.read_text(encoding="utf-8")) if verdict.is_file() else None
-    if judged is not None and judged.get("payload_digest") != opened.payload_digest:
-        judged = None  # evidence of another payload says nothing about this one
+    runtime = manifest.recipe.get("runtime")
+    standing = read_standing(opened.folder, opened.payload_digest)
+    judged = None if standing.verdict == "none" else json.loads((opened.folder / VERDICT).read_text(encoding="utf-8"))
     return {
         "artifact": str(opened.folder),
         "payload_digest": opened.payload_digest,
@@ -51,7 +51,7 @@ def _facts(opened: Artifact) -> dict[str, Any]:
         "schemes": dict(manifest.schemes),
         "kv_format": manifest.kv_format,
         "other_engines": _other_engines(opened),
-        "runtime": dict(manifest.recipe.get("runtime", {})),
+        "runtime": runtime if isinstance(runtime, dict) else {},
         "sampling_defaults": asdict(text.default_sampling()),
         "stop_tokens": {str(token): text.token_text(token) for token in sorted(text.stop_token_ids)},
         "chat_template": text.has_template,
@@ -79,7 +79,7 @@ def _text(facts: dict[str, Any]) -> str:
     rows = [
         ("artifact", facts["artifact"]),
         ("payload", facts["payload_digest"]),
-        ("source", f"{facts['source']['location']} ({facts['source']['family']}, {facts['source']['dtype']})"),
+        ("source", "{} ({}, {})".format(*(facts["source"].get(key, "?") for key in ("location", "family", "dtype")))),
         ("weights", f"{before / 1e6:,.1f} MB in 16 bits, {after / 1e6:,.1f} MB here ({after / before:.1%})"),
         ("schemes", ", ".join(f"{count} × {name}" for name, count in sorted(counts.items())) + f"; lm_head {head}"),
         ("KV cache", facts["kv_format"]),
@@ -95,4 +95,4 @@ def _text(facts: dict[str, Any]) -> str:
 
 def _verdict(verdict: dict[str, Any]) -> str:
     covers = ", ".join(f"{key} {value}" for key, value in verdict.get("coverage", {}).items())
-    return f"{verdict['verdict']} by policy {verdict['policy']}, on {covers}"
+    return f"{verdict['verdict']} by policy {verdict.get('policy', '?')}, on {covers}"

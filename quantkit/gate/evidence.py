@@ -35,7 +35,7 @@ def read_evidence(path: Path, payload_digest: str) -> dict[str, Any] | None:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"not readable as JSON ({error})", where=str(path), next="Run quantkit gate") from None
     if not isinstance(data, dict) or data.get("payload_digest") != payload_digest:
         raise CheckpointError(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
 from quantkit.errors import CheckpointError
+from quantkit.models.rope import cos_sin
 from quantkit.models.spec import Part, RopeKind, RopeSpec
 from quantkit.program.ir import KVLayer, Node, Program, Value, Weight
 from quantkit.program.verify import verify
@@ -76,7 +77,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _is(value: Any, kind: type[T], what: str) -> T:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{what} is {str(value)[:40]!r}, not {kind.__name__}")
+        raise ValueError(f"{what} is {str(value)[:40]!r}, not {getattr(kind, '__name__', kind)}")
     return value
 
 
@@ -170,6 +171,14 @@ def _rope(data: dict[str, Any]) -> RopeSpec:
     theta = data["theta"]
     if not isinstance(theta, int | float) or isinstance(theta, bool) or not 0 < theta < 1e15:
         raise ValueError(f"rope theta {theta!r} is out of range")
-    return RopeSpec(
-        data["kind"], float(theta), _is(data["rotary_dim"], int, "rotary_dim"), _is(data["params"], dict, "params")
-    )
+    rotary_dim, params = _is(data["rotary_dim"], int, "rotary_dim"), _is(data["params"], dict, "params")
+    if not 2 <= rotary_dim <= 1024 or rotary_dim % 2:
+        raise ValueError(f"rope dimension {rotary_dim} is out of range")
+    spec = RopeSpec(data["kind"], float(theta), rotary_dim, params)
+    try:
+        finite = all(bool(table.isfinite().all()) for table in cos_sin(spec, 2))
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"rope parameters of kind {spec.kind} do not fit: {error!r}") from None
+    if not finite:
+        raise ValueError(f"rope parameters of kind {spec.kind} give no finite table")
+    return spec

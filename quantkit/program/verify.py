@@ -8,6 +8,7 @@ from quantkit.errors import CheckpointError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.build import STEP_INPUTS
 from quantkit.program.ir import Node, Program, Weight
+from quantkit.program.memory_check import check_buffers
 from quantkit.program.ops import OPS, ShapeError
 
 KV_FORMATS = ("INT8", "FP16", "BF16", "FP32")
@@ -33,6 +34,7 @@ def verify(program: Program, where: str = "program") -> None:
         for name in program.outputs:
             if name not in defined:
                 raise ShapeError(f"output {name!r} is never computed")
+        check_buffers(program)
     except ShapeError as error:
         raise CheckpointError(str(error), where=where) from None
 

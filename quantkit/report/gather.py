@@ -12,6 +12,7 @@ import torch
 from quantkit import __version__
 from quantkit.artifact import layout
 from quantkit.artifact.read import Artifact, open_artifact
+from quantkit.errors import CheckpointError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.gate.evidence import FOLDER, read_evidence
 from quantkit.gate.run import DETAILS
@@ -37,6 +38,17 @@ def gather(path: Path | str) -> Report:
     evidence = artifact.folder / FOLDER
     gate = read_evidence(evidence / DETAILS, artifact.payload_digest)
     run = read_evidence(evidence / RUN, artifact.payload_digest)
+    try:
+        return _report(artifact, gate, run)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            f"the evidence is not of the form this version writes ({error!r})",
+            where=str(evidence),
+            next="Build again, or remove the folder and run quantkit gate",
+        ) from error
+
+
+def _report(artifact: Artifact, gate: dict[str, Any] | None, run: dict[str, Any] | None) -> Report:
     stages = tuple(_stage(row) for row in (run or {}).get("stages", ()))
     return Report(
         name=artifact.folder.resolve().name,

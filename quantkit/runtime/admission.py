@@ -82,6 +82,20 @@ def read_standing(folder: Path, payload_digest: str) -> Standing:
         if found["payload_digest"] != payload_digest:
             return Standing("none")
         coverage = {name: str(value) for name, value in found["coverage"].items()}
-        return Standing(str(found["verdict"]), coverage, tuple(found.get("rules", ())))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"not a gate verdict ({error!r})", where=str(path)) from error
+        return _consistent(str(found["verdict"]), coverage, tuple(dict(rule) for rule in found.get("rules", ())))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"not a gate verdict ({error!r})", where=str(path), next="Run `quantkit gate` to judge anew"
+        ) from error
+
+
+def _consistent(verdict: str, coverage: Mapping[str, str], rules: tuple[Mapping[str, Any], ...]) -> Standing:
+    """ValueError for a word that is no verdict, and for one that is milder than the rules it rests on."""
+    outcomes = {rule.get("outcome") for rule in rules}
+    worst = next((word for word in ("fail", "inconclusive") if word in outcomes), "pass")
+    known = {"fail": 0, "inconclusive": 1, "pending-review": 2, "pass": 2}
+    if verdict not in known:
+        raise ValueError(f"unknown verdict {verdict[:40]!r}")
+    if known[verdict] > known[worst]:
+        raise ValueError(f"it says {verdict}, its rules say {worst}")
+    return Standing(verdict, coverage, rules)

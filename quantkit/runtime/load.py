@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from quantkit.artifact.read import open_artifact
-from quantkit.errors import RecipeError
+from quantkit.artifact.layout import MANIFEST
+from quantkit.artifact.read import Artifact, open_artifact
+from quantkit.errors import CheckpointError, RecipeError
 from quantkit.models.source import open_source
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program import Program, WeightProvider, build_program, fuse, lower_precision
@@ -18,19 +20,24 @@ from quantkit.runtime.memory import MemoryPlan, plan_memory
 from quantkit.runtime.scheduler import SchedulerConfig
 from quantkit.runtime.text import ChatText
 
+_SEQS, _TOKENS = 16, 512
+_LIMITS = {"max_num_seqs": 1024, "max_model_len": 1 << 31, "max_num_batched_tokens": 65_536}
+"""What a recipe may say about serving, each with the most it may ask for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """How to serve a model.
 
-    max_model_len: longest prompt and answer together; None: what the model was made for. kv_cache_gib: None: what the
+    max_num_seqs, max_model_len (prompt and answer together), max_num_batched_tokens: None: what the artifact's recipe
+    says, else 16, all the model's positions, 512. kv_cache_gib: None: what the
     limits need, at most 1 GiB and 90 % of what memory is left beside the weights. threads: None: the cores there are.
     backend: auto, cpu or reference.
     """
 
-    max_num_seqs: int = 16
+    max_num_seqs: int | None = None
     max_model_len: int | None = None
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     kv_cache_gib: float | None = None
     block_size: int = 16
     enable_prefix_caching: bool = True
@@ -77,8 +84,8 @@ def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loa
         CheckpointError: it cannot be read or trusted. NotAdmitted: it may not serve here. RecipeError, PreflightError:
         options that contradict the model, or memory that is not there.
     """
-    options = options or EngineOptions()
     artifact = open_artifact(Path(path))
+    options = _as_recipe_says(options or EngineOptions(), artifact)
     standing = read_standing(artifact.folder, artifact.payload_digest)
     if standing.verdict == "fail":  # known before any weight is read
         standing.admit({}, accept_ungated=False, where=str(path))
@@ -111,6 +118,21 @@ def load_source(
     return Loaded(core, executor, text, memory, limits.max_model_len, kv_format, Standing("none"), "", target)
 
 
+def _as_recipe_says(options: EngineOptions, artifact: Artifact) -> EngineOptions:
+    """`options` with the limits that were left open taken from the recipe the artifact was built by."""
+    stated = artifact.manifest.recipe.get("runtime")
+    limits: dict[str, Any] = {}
+    for name, most in _LIMITS.items():
+        value = stated.get(name) if isinstance(stated, dict) else None
+        if value is None or getattr(options, name) is not None:
+            continue
+        if type(value) is not int or not 0 < value <= most:
+            where = str(artifact.folder / MANIFEST)
+            raise CheckpointError(f"recipe.runtime.{name} is {str(value)[:40]}, not 1 to {most}", where=where)
+        limits[name] = value
+    return replace(options, **limits)
+
+
 def load_executor(
     program: Program, weights: WeightProvider, options: EngineOptions
 ) -> tuple[Executor, MemoryPlan, SchedulerConfig]:
@@ -118,19 +140,20 @@ def load_executor(
 
     Options that contradict each other or the model are refused before a weight is read.
     """
-    length = program.max_position if options.max_model_len is None else options.max_model_len
+    length = options.max_model_len or program.max_position
+    seqs, tokens = options.max_num_seqs or _SEQS, options.max_num_batched_tokens or _TOKENS
     if length > program.max_position:
         raise RecipeError(f"max_model_len {length} exceeds the {program.max_position} positions the model was made for")
     limits = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
         max_model_len=length,
         block_size=options.block_size,
         admission="max-utilization" if options.max_utilization else "no-evict",
     )
     memory = plan_memory(
         program,
-        max_num_seqs=options.max_num_seqs,
+        max_num_seqs=seqs,
         max_model_len=length,
         block_size=options.block_size,
         kv_cache_bytes=None if options.kv_cache_gib is None else int(options.kv_cache_gib * (1 << 30)),
@@ -138,9 +161,9 @@ def load_executor(
     executor = Executor(
         program,
         weights,
-        max_tokens=options.max_num_batched_tokens,
-        max_seqs=options.max_num_seqs,
-        max_rows=options.max_num_seqs,
+        max_tokens=tokens,
+        max_seqs=seqs,
+        max_rows=seqs,
         num_blocks=memory.num_blocks,
         block_size=options.block_size,
         max_model_len=length,

@@ -218,7 +218,8 @@ def artifact(tmp_path_factory):
 def judge(artifact, digest, verdict, **coverage):
     path = artifact / "evidence" / "gate" / "verdict.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    rule = {"name": "mean_kl", "outcome": "fail", "text": "mean KL 0.5 exceeds 0.1"}
+    outcome = "fail" if verdict == "fail" else "pass"
+    rule = {"name": "mean_kl", "outcome": outcome, "text": "mean KL 0.5 exceeds 0.1"}
     content = {"payload_digest": digest, "verdict": verdict, "coverage": coverage, "rules": [rule]}
     path.write_text(json.dumps(content))
 
