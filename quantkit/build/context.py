@@ -13,9 +13,10 @@ from pathlib import Path
 from quantkit.build.decisions import Decisions, decide
 from quantkit.errors import RecipeError
 from quantkit.gate.policy import load_policy
+from quantkit.gate.rungs import rung_schemes
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
-from quantkit.program import build_program, fuse
+from quantkit.program import build_program, fuse, program_from_json, program_to_json
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
 from quantkit.userpath import user_path
@@ -79,10 +80,12 @@ def open_context(loaded: LoadedRecipe) -> Context:
 def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     """The recipe laid over an architecture; raises every static problem, with the recipe's line."""
     program = fuse(build_program(spec))
+    program_from_json(program_to_json(program), f"{loaded.recipe.model.source}: config.json")  # what readers refuse
     made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
     for section in ("calibration", "gate"):
         made.data_files(section)
     load_policy(loaded.recipe.gate.policy, loaded.base)
+    rung_schemes(program)
     return made
 
 

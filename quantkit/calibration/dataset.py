@@ -25,6 +25,11 @@ class Text(Protocol):
 
     folder: Path
 
+    @property
+    def has_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        ...
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of plain text."""
         ...
@@ -71,9 +76,10 @@ def load_samples(
 ) -> CalibrationSet:
     """At most `max_samples` conversations from JSONL, Parquet or CSV files, spread evenly over category × language.
 
-    A row has `messages` (rendered with the chat template, which writes BOS itself) or `text` (encoded as a bare
-    prompt), and optionally `id`, `category` and `language`. Exact duplicates (the same tokens) are dropped;
-    conversations that the template refuses are dropped and counted. Samples are cut at `max_tokens`.
+    A row has `messages` (rendered with the chat template, which writes BOS itself; joined where there is none) or
+    `text` (encoded as a bare prompt), and optionally `id`, `category` and `language`. Exact duplicates (the same
+    tokens) are dropped; conversations that the template refuses are dropped and counted. Samples are cut at
+    `max_tokens`.
 
     Raises RecipeError for a file that cannot be read or a row without conversation (file and row), for no sample at
     all, and when more than 1 % of the chosen samples' tokens were cut off, unless `allow_truncation`.
@@ -118,7 +124,7 @@ def _sample(row: Mapping[str, Any], text: Text, place: str, path: Path) -> Sampl
     messages, plain = row.get("messages"), row.get("text")
     if isinstance(messages, Sequence) and not isinstance(messages, str) and messages:
         try:
-            ids = text.encode_chat(messages, add_generation_prompt=False)
+            ids = _encode(messages, text)
         except RequestError:
             return None
     elif isinstance(plain, str):
@@ -137,6 +143,14 @@ def _sample(row: Mapping[str, Any], text: Text, place: str, path: Path) -> Sampl
         str(row.get("category") or "unknown"),
         str(row.get("id") or place),
     )
+
+
+def _encode(messages: Sequence[Mapping[str, Any]], text: Text) -> list[int]:
+    """Through the chat template; as plain text where the model has none."""
+    if text.has_template:
+        return text.encode_chat(messages, add_generation_prompt=False)
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    return text.encode("\n\n".join(c for c in contents if isinstance(c, str)), add_special_tokens=True)
 
 
 def _spread(candidates: Sequence[Sample], count: int, seed: int) -> list[Sample]:

@@ -24,6 +24,7 @@ def _byte_level() -> dict[str, int]:
 
 
 _BYTE_LEVEL = _byte_level()
+_HALF = re.compile("[\ud800-\udfff]")
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -59,6 +60,11 @@ class ChatText:
         self._templates = {
             name: ChatTemplate(source, tokens) for name, source in _template_sources(self.folder, config).items()
         }
+        try:
+            self.default_sampling()
+        except (RequestError, TypeError, ValueError) as error:
+            where = str(self.folder / "generation_config.json")
+            raise CheckpointError(f"not usable as sampling defaults: {error}", where=where) from None
 
     @property
     def has_template(self) -> bool:
@@ -66,7 +72,13 @@ class ChatText:
         return bool(self._templates)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`. With `add_special_tokens`, those the tokenizer adds to a bare prompt (BOS once)."""
+        """Token ids of `text`. With `add_special_tokens`, those the tokenizer adds to a bare prompt (BOS once).
+
+        Raises:
+            RequestError: `text` is no Unicode text: half of a surrogate pair.
+        """
+        if _HALF.search(text):
+            raise RequestError("the text holds half of a surrogate pair, which is no character")
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         bos = self.bos_token_id
         if not add_special_tokens or bos is None:
@@ -140,9 +152,14 @@ class ChatText:
 
     def _stop_set(self, model: dict[str, Any], tokens: dict[str, str]) -> frozenset[int]:
         listed = self.generation_config.get("eos_token_id", model.get("eos_token_id"))
-        ids = {listed} if isinstance(listed, int) else set(listed or ())
-        ids |= {self._id(tokens.get(name)) for name in ("eos_token", "eot_token")}
-        return frozenset(token for token in ids if token is not None)
+        ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
+        if not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+            raise CheckpointError(
+                f"eos_token_id must be a token id or a list of them, found {str(listed)[:60]!r}",
+                where=str(self.folder / "generation_config.json"),
+            )
+        named = {self._id(tokens.get(name)) for name in ("eos_token", "eot_token")}
+        return frozenset(token for token in {*ids, *named} if token is not None)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -182,8 +199,19 @@ def _template_sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name: the file, else tokenizer_config.json's string or list of named ones."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return {"default": path.read_text("utf-8")}
+        try:
+            return {"default": path.read_text("utf-8")}
+        except ValueError:
+            raise CheckpointError("not UTF-8 text", where=str(path)) from None
     stored = config.get("chat_template")
     if isinstance(stored, str):
         return {"default": stored}
-    return {entry["name"]: entry["template"] for entry in stored or ()}
+    try:
+        found = {entry["name"]: entry["template"] for entry in stored or ()}
+    except (TypeError, LookupError):
+        found = {"": None}
+    if not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise CheckpointError(
+            "chat_template must be a string or a list of named ones", where=str(folder / "tokenizer_config.json")
+        )
+    return found

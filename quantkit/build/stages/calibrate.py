@@ -13,6 +13,7 @@ from quantkit.build.stage import Facts, Inputs, Stage
 from quantkit.build.stages.import_source import TOKENIZER
 from quantkit.calibration.dataset import load_samples
 from quantkit.calibration.statistics import Statistics, collect
+from quantkit.calibration.vocabulary import require_known
 from quantkit.runtime.text import ChatText
 
 _FILE = "statistics.safetensors"
@@ -46,6 +47,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         max_tokens=_max_tokens(context),
         seed=section.seed,
     )
+    require_known((s.ids for s in samples.samples), context.program.vocab_size, context.source.location)
     with TemporaryDirectory(prefix="spill-", dir=folder) as spill:
         measured = collect(context.source, context.program, samples, progress.step, spill=Path(spill))
     measured.save(folder / _FILE)
