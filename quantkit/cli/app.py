@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -26,6 +28,7 @@ from quantkit.cli.verify import verify
 from quantkit.errors import QuantkitError
 
 INTERRUPTED = 130
+_M_MMAP_THRESHOLD = -3
 _LONGEST = 1000
 
 app = typer.Typer(
@@ -68,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     # torch's OpenMP threads spin at barriers by default, which on a busy machine makes one product 50 times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    _return_freed_memory()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("quantkit").setLevel(logging.DEBUG if debug else logging.WARNING)
     try:
@@ -100,3 +104,9 @@ def _one_line(text: str) -> str:
     """`text` as one line that fits a screen and cannot steer a terminal: names in files are other people's words."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+
+
+def _return_freed_memory() -> None:
+    """Have glibc hand large freed blocks back: weights of a layer gone by would otherwise stay in its heap."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 << 20)

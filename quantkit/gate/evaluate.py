@@ -1,33 +1,32 @@
 """Teacher-forced runs over the held-out windows, compared with the baseline chunk by chunk.
 
-One executor lives at a time. The baseline's log-probabilities go to a file in the work folder (float32, read back
-through the page cache, never counted in anonymous memory); everything after it is compared row by row and only
-scalars are kept.
+The baseline is streamed layer by layer (`stream`); each candidate then runs whole, as it is served, and is compared
+row by row. Only scalars are kept.
 """
 
 from __future__ import annotations
 
 import gc
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantkit.errors import NumericsError, PreflightError
+from quantkit.errors import NumericsError
 from quantkit.gate.data import EvalSet, Window
 from quantkit.gate.metrics import Scores, score_rows
 from quantkit.gate.steps import BLOCK, Composition, Step, compose, in_order, interleaved, offsets
+from quantkit.gate.stream import Activations, Head, stream_body
 from quantkit.program.ir import Program
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.executor import Executor
 
 MOST_LOGITS = 8_000_000
 """Logits of one step: 32 MB a buffer, of which about four exist."""
+BODY_TOKENS = 256
+"""Tokens of a step of the streamed baseline, whose body computes no logits."""
 TOP = 5
 """Alternatives kept for the worst token of a window."""
 
@@ -76,76 +75,92 @@ class Compared:
 
 
 class Baseline:
-    """The unquantized model's log-probabilities `[S, V]` at every scored position, in a file that goes with it.
+    """The unquantized model at every scored position: what its head reads there, and the head.
 
     floor: the baseline against itself on the first `floor_windows` windows, with other batches, chunks, order and
     cache blocks.
     """
 
-    def __init__(self, variant: Variant, data: EvalSet, work: Path, tick: Tick, *, floor_windows: int) -> None:
+    def __init__(self, variant: Variant, data: EvalSet, tick: Tick, *, floor_windows: int) -> None:
         self.windows: Sequence[Window] = data.windows
         self._starts = offsets(data.windows)
         self.cluster = np.repeat(np.arange(len(data.windows), dtype=np.int32), np.diff(self._starts))
         self._targets = np.concatenate([np.asarray(w.targets, np.int64) for w in data.windows])
-        shape = (int(self._starts[-1]), variant.program.vocab_size)
-        _require_room(work, shape[0] * shape[1] * 4)
-        self._folder = tempfile.TemporaryDirectory(prefix="gate-baseline-", dir=work)
-        self._rows = np.memmap(Path(self._folder.name) / "logprobs.f32", np.float32, "w+", shape=shape)
-        self._nll = np.zeros(shape[0])
-        most = budget(variant.program)
-        executor = make_executor(variant, self.windows, (in_order(most), interleaved(most)))
-        for step, logits in run(executor, self.windows, in_order(most), tick):
-            values = torch.log_softmax(torch.from_numpy(logits), dim=-1).numpy()
-            self._rows[step.index] = values
-            self._nll[step.index] = -values[np.arange(len(values)), self._targets[step.index]]
+        self._rows = budget(variant.program)
+        self._body = self._stream(variant, self.windows, in_order(BODY_TOKENS), tick)
+        self._head = Head(
+            variant.program, variant.weights, rows=self._rows, threads=variant.threads, backend=variant.backend
+        )
+        self._nll = np.zeros(int(self._starts[-1]))
+        for index in self._chunks(len(self._nll)):
+            base = self._base(index)
+            self._nll[index] = -base.gather(1, torch.from_numpy(self._targets[index])[:, None])[:, 0].numpy()
         _require_finite(self._nll, self.windows, self.cluster, variant.name)
-        executor.clear_cache()
-        self.floor = self._compare(executor, variant.name, interleaved(most), tick, floor_windows)
-        del executor
-        gc.collect()
-
-    def __enter__(self) -> Baseline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self._rows
-        self._folder.cleanup()
+        self.floor = self._noise_floor(variant, tick, floor_windows)
 
     def compare(self, variant: Variant, tick: Tick, *, windows: int | None = None) -> Compared:
-        """Scores of `variant` over the first `windows` windows (all when None)."""
-        composition = in_order(budget(variant.program))
-        executor = make_executor(variant, self.windows, (composition,))
-        found = self._compare(executor, variant.name, composition, tick, windows)
+        """Scores of `variant`, run whole as it is served, over the first `windows` windows (all when None)."""
+        chosen = self.windows[: windows or len(self.windows)]
+        composition = in_order(self._rows)
+        executor = make_executor(variant, chosen, composition)
+        found = self._score(
+            variant.name,
+            len(chosen),
+            ((step.index, torch.from_numpy(logits)) for step, logits in run(executor, chosen, composition, tick)),
+        )
+        backend, weight_bytes = executor.backend_name, executor.weight_bytes
         del executor
         gc.collect()
-        return found
+        return replace(found, backend=backend, weight_bytes=weight_bytes)
 
-    def _compare(
-        self, executor: Executor, name: str, composition: Composition, tick: Tick, windows: int | None
-    ) -> Compared:
-        chosen = self.windows[: windows or len(self.windows)]
-        count = int(self._starts[len(chosen)])
+    def _base(self, index: NDArray[np.int64]) -> torch.Tensor:
+        """The baseline's log-probabilities, float32 `[len(index), V]`."""
+        return torch.log_softmax(self._head.logits(self._body, index), dim=-1)
+
+    def _noise_floor(self, variant: Variant, tick: Tick, windows: int) -> Compared:
+        again = self._stream(variant, self.windows[:windows], interleaved(BODY_TOKENS), tick)
+        count = int(self._starts[windows])
+        # half the rows at a time: the head too sees another batch
+        rows = ((index, self._head.logits(again, index)) for index in self._chunks(count, self._rows // 2))
+        return self._score("noise floor", windows, rows)
+
+    @staticmethod
+    def _stream(variant: Variant, windows: Sequence[Window], composition: Composition, tick: Tick) -> Activations:
+        return stream_body(
+            variant.program,
+            variant.weights,
+            windows,
+            composition,
+            threads=variant.threads,
+            backend=variant.backend,
+            tick=tick,
+        )
+
+    def _chunks(self, count: int, most: int | None = None) -> Iterator[NDArray[np.int64]]:
+        size = most or self._rows
+        return (np.arange(start, min(start + size, count)) for start in range(0, count, size))
+
+    def _score(self, name: str, windows: int, rows: Iterable[tuple[NDArray[np.int64], torch.Tensor]]) -> Compared:
+        count = int(self._starts[windows])
         scores = Scores.empty(self.cluster[:count])
         scores.nll_base[:] = self._nll[:count]
         worst: dict[int, WorstToken] = {}
-        for step, logits in run(executor, chosen, composition, tick):
-            index = step.index
-            base = torch.from_numpy(self._rows[index])
-            targets = torch.from_numpy(self._targets[index])
-            found, same, nll = score_rows(base, torch.from_numpy(logits), targets)
+        for index, logits in rows:
+            base = self._base(index)
+            found, same, nll = score_rows(base, logits, torch.from_numpy(self._targets[index]))
             kl = found.numpy().astype(np.float64)
             scores.kl[index], scores.same[index], scores.nll_cand[index] = kl, same.numpy(), nll.numpy()
-            self._keep_worst(worst, index, kl, logits)
-        _require_finite(scores.kl + scores.nll_cand, chosen, scores.cluster, name)
-        ordered = sorted(worst.values(), key=lambda item: -item.kl)
-        return Compared(scores, tuple(ordered), executor.backend_name, executor.weight_bytes)
+            self._keep_worst(worst, index, kl, base, logits)
+        _require_finite(scores.kl + scores.nll_cand, self.windows[:windows], scores.cluster, name)
+        return Compared(scores, tuple(sorted(worst.values(), key=lambda item: -item.kl)), "", 0)
 
     def _keep_worst(
         self,
         worst: dict[int, WorstToken],
         index: NDArray[np.int64],
         kl: NDArray[np.float64],
-        logits: NDArray[np.float32],
+        base: torch.Tensor,
+        logits: torch.Tensor,
     ) -> None:
         for window in np.unique(self.cluster[index]):
             rows = np.flatnonzero(self.cluster[index] == window)
@@ -153,20 +168,19 @@ class Baseline:
             known = worst.get(int(window))
             if known is None or kl[row] > known.kl:
                 position = int(index[row] - self._starts[window]) + self.windows[window].first
-                ours = torch.log_softmax(torch.from_numpy(logits[row]), -1)
-                base = torch.from_numpy(self._rows[index[row]])
-                worst[int(window)] = WorstToken(int(window), position, float(kl[row]), _top(base), _top(ours))
+                ours = torch.log_softmax(logits[row], -1)
+                worst[int(window)] = WorstToken(int(window), position, float(kl[row]), _top(base[row]), _top(ours))
 
 
-def make_executor(variant: Variant, windows: Sequence[Window], compositions: Sequence[Composition]) -> Executor:
-    """An executor with room for `windows` in any of the compositions."""
+def make_executor(variant: Variant, windows: Sequence[Window], composition: Composition) -> Executor:
+    """An executor with room for `windows`, composed so."""
     longest = max(len(window.ids) for window in windows)
     return Executor(
         variant.program,
         variant.weights,
-        max_tokens=max(one.budget for one in compositions),
-        max_seqs=max(one.concurrent for one in compositions),
-        num_blocks=max(one.blocks(longest) for one in compositions),
+        max_tokens=composition.budget,
+        max_seqs=composition.concurrent,
+        num_blocks=composition.blocks(longest),
         block_size=BLOCK,
         max_model_len=longest,
         threads=variant.threads,
@@ -202,14 +216,3 @@ def _require_finite(
     if len(bad):
         where = windows[cluster[bad[0]]].id
         raise NumericsError(f"{name} gives NaN or Inf on held-out text", where=where, next="Look at its scales")
-
-
-def _require_room(work: Path, needed: int) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(work).free
-    if free < needed + (64 << 20):
-        raise PreflightError(
-            f"the gate keeps {needed / 1e6:,.0f} MB of baseline log-probabilities and {free / 1e6:,.0f} MB are free",
-            where=str(work),
-            next="Free some space, or lower gate.max_samples",
-        )

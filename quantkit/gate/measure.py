@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -44,13 +43,12 @@ def measure(
     artifact: Artifact,
     source: ModelSource,
     data: EvalSet,
-    work: Path,
     *,
     threads: int | None,
     backend: str,
     progress: Progress | None,
 ) -> Results:
-    """Compare the artifact, and the ladder, with the baseline on `data`; `work` holds the baseline meanwhile."""
+    """Compare the artifact, and the ladder, with the baseline on `data`."""
     threads = threads or torch.get_num_threads()
     reference = baseline(source, threads, backend)
     candidate = Variant("artifact", artifact.program, artifact, threads, backend)
@@ -61,13 +59,13 @@ def measure(
     compared: dict[str, Compared] = {}
     seconds: dict[str, float] = {}
     began = time.monotonic()
-    with Baseline(reference, data, work, told.about("baseline"), floor_windows=len(floor)) as base:
-        compared["noise floor"] = base.floor
-        seconds["baseline"] = round(time.monotonic() - began, 2)
-        for variant, windows in ((candidate, None), (rung(source, INT8, threads, backend), len(few)), (int4, None)):
-            began = time.monotonic()
-            compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows)
-            seconds[variant.name] = round(time.monotonic() - began, 2)
+    base = Baseline(reference, data, told.about("baseline"), floor_windows=len(floor))
+    compared["noise floor"] = base.floor
+    seconds["baseline"] = round(time.monotonic() - began, 2)
+    for variant, windows in ((candidate, None), (rung(source, INT8, threads, backend), len(few)), (int4, None)):
+        began = time.monotonic()
+        compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows)
+        seconds[variant.name] = round(time.monotonic() - began, 2)
     measured = Measured(
         windows=data.windows,
         candidate=compared["artifact"].scores,

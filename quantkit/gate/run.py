@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +51,6 @@ def run_gate(
     policy: Policy | str = "standard",
     review_waiver: str | None = None,
     evidence: Path | None = None,
-    work: Path | None = None,
     base: Path = Path("."),
     max_samples: int = 64,
     max_tokens: int = MAX_TOKENS,
@@ -69,13 +67,11 @@ def run_gate(
         policy: a policy, the name of a packaged one, or the path of a YAML file relative to `base`.
         review_waiver: why people need not look; without one, an artifact that passes is pending-review.
         evidence: where `gate/verdict.json` and `gate/gate.json` go; the artifact's own evidence folder by default.
-        work: a folder for the baseline's log-probabilities (4 bytes × vocabulary a token, removed afterwards);
-            the system's temporary folder by default.
         base: what a relative `source` and `policy` are relative to.
         max_samples, max_tokens: conversations and tokens judged on at most.
         threads, backend: of the executor.
 
-    Raises CheckpointError (artifact, source), RecipeError (data, policy, overlap), PreflightError (disk),
+    Raises CheckpointError (artifact, source), RecipeError (data, policy, overlap),
     NumericsError (a model that gives NaN).
     """
     began = time.monotonic()
@@ -94,8 +90,7 @@ def run_gate(
         max_window=min(MAX_WINDOW, opened.program.max_position),
         seed=SEED,
     )
-    with tempfile.TemporaryDirectory(prefix="quantkit-gate-", dir=work) as folder:
-        results = measure(opened, model, evaluated, Path(folder), threads=threads, backend=backend, progress=progress)
+    results = measure(opened, model, evaluated, threads=threads, backend=backend, progress=progress)
     verdict = decide(rules, results.measured, review_waiver)
     details = {
         "verdict": verdict.as_dict(),

@@ -55,10 +55,11 @@ def interleaved(budget: int) -> Composition:
 
 @dataclass(frozen=True)
 class Step:
-    """One step and what its logits rows are about: `index[r]` is the row's place among all scored tokens."""
+    """One step. `index[r]`: place of logits row r among all scored tokens; `place[t]`: of token t among all tokens."""
 
     inputs: StepInputs
     index: NDArray[np.int64]
+    place: NDArray[np.int64]
 
 
 def offsets(windows: Sequence[Window]) -> NDArray[np.int64]:
@@ -69,6 +70,7 @@ def offsets(windows: Sequence[Window]) -> NDArray[np.int64]:
 def compose(windows: Sequence[Window], composition: Composition) -> Iterator[Step]:
     """Steps that run every window once; logits are asked for at scored positions only."""
     starts = offsets(windows)
+    begins = np.concatenate([[0], np.cumsum([len(window.ids) for window in windows])])
     longest = max(len(window.ids) for window in windows)
     free = list(range(1, composition.blocks(longest)))
     if not composition.reverse:
@@ -78,7 +80,8 @@ def compose(windows: Sequence[Window], composition: Composition) -> Iterator[Ste
         for piece in pieces:
             if piece.start == 0:
                 held[piece.window] = [free.pop() for _ in range(-(-len(windows[piece.window].ids) // BLOCK))]
-        yield _step(windows, pieces, held, starts)
+        place = np.concatenate([np.arange(begins[p.window] + p.start, begins[p.window] + p.stop) for p in pieces])
+        yield _step(windows, pieces, held, starts, place)
         for piece in pieces:
             if piece.stop == len(windows[piece.window].ids):
                 free.extend(held.pop(piece.window))
@@ -112,7 +115,11 @@ def _take(running: dict[int, int], window: int, length: int, most: int) -> Piece
 
 
 def _step(
-    windows: Sequence[Window], pieces: Sequence[Piece], held: dict[int, list[int]], starts: NDArray[np.int64]
+    windows: Sequence[Window],
+    pieces: Sequence[Piece],
+    held: dict[int, list[int]],
+    starts: NDArray[np.int64],
+    place: NDArray[np.int64],
 ) -> Step:
     inputs = StepInputs.of_sequences(
         [list(windows[p.window].ids[p.start : p.stop]) for p in pieces],
@@ -131,4 +138,4 @@ def _step(
             index.append(int(starts[piece.window]) + position - window.first)
         token += piece.stop - piece.start
     asked = StepInputs(**{**vars(inputs), "logits_rows": np.asarray(rows, np.int32)})
-    return Step(asked, np.asarray(index, np.int64))
+    return Step(asked, np.asarray(index, np.int64), place)

@@ -40,7 +40,6 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         policy=load_policy(section.policy, context.loaded.base),
         review_waiver=section.review.waive,
         evidence=folder / EVIDENCE,
-        work=folder,
         max_samples=section.max_samples,
         threads=context.threads,
         progress=progress,
@@ -57,7 +56,6 @@ def _cost(outline: Outline) -> Cost:
     sizes, section = Sizes.of(outline.program), outline.loaded.recipe.gate
     whole = (sizes.units + sizes.head) * sizes.item + sizes.table * sizes.item
     return Cost(
-        disk_bytes=MAX_TOKENS * outline.program.vocab_size * 4,
         memory_bytes=whole
         + 4 * 128 * outline.program.vocab_size * 4
         + kv_bytes_per_token(outline.program, "FP32") * 2560,
