@@ -216,6 +216,9 @@ class EngineCore:
         deadline = None if late is None else now + late / 1000
         seed = params.seed if params.seed is not None else int(uniform(config.seed, number) * 2**53)
         own_stops = frozenset() if params.ignore_eos else config.stop_token_ids
+        stop_ids = own_stops | frozenset(params.stop_token_ids)
+        if params.min_tokens and len(stop_ids) >= config.vocab_size:
+            raise RequestError("stop_token_ids and min_tokens together leave no token to draw")
         return Request(
             request_id=asked.request_id,
             params=params,
@@ -223,7 +226,7 @@ class EngineCore:
             prompt_len=len(prompt),
             max_total=len(prompt) + max(1, most),
             seed=seed,
-            stop_ids=own_stops | frozenset(params.stop_token_ids),
+            stop_ids=stop_ids,
             order=(asked.priority, float("inf") if deadline is None else deadline, number),
             arrived=now,
             deadline=deadline,

@@ -32,12 +32,11 @@ class EngineRequest:
 
     def forks(self, count: int) -> list[EngineRequest]:
         """`count` requests over this prompt, ids suffixed -0, -1, ...; a seed given counts up, so that they differ."""
-        seed = self.params.seed
         return [
             replace(
                 self,
                 request_id=f"{self.request_id}-{i}",
-                params=self.params if seed is None else replace(self.params, seed=seed + i),
+                params=self.params.fork(i),
                 fork_of=f"{self.request_id}-0" if i else None,
             )
             for i in range(count)

@@ -25,6 +25,10 @@ _SORTED = 256
 _BLOCK = 256
 _COLDEST = 1e-5
 """Temperatures below this are greedy: dividing by them overflows."""
+_HOTTEST = 1e30
+"""Temperatures above this count as this: beyond, their inverse is 0 in float32 and 0 times -infinity is no number."""
+_LARGEST = 1e30
+"""Magnitude at which a penalized logit saturates, so that sums and differences of such stay finite in float32."""
 
 
 class Draw(NamedTuple):
@@ -63,7 +67,7 @@ class Sampler:
             scaled = np.subtract(adjusted, adjusted[token], out=self._scratch)
             if params.temperature != 1.0:
                 with np.errstate(over="ignore"):
-                    scaled *= np.float32(1.0 / params.temperature)
+                    scaled *= np.float32(1.0 / min(params.temperature, _HOTTEST))
             token = self._choose(scaled, params, uniform(request.seed, request.num_output))
         return Draw(token, None if params.logprobs is None else self._logprobs(row, token, params.logprobs))
 
@@ -101,8 +105,10 @@ class Sampler:
             out[token] += np.float32(bias)
         if params.repetition_penalty != 1.0:
             seen = request.tokens[: request.num_tokens]
-            values, penalty = out[seen], np.float32(params.repetition_penalty)
-            out[seen] = np.where(values > 0, values / penalty, values * penalty)
+            values, penalty = out[seen].astype(np.float64), params.repetition_penalty
+            with np.errstate(over="ignore"):
+                penalized = np.where(values > 0, values / penalty, values * penalty)
+            out[seen] = np.clip(penalized, -_LARGEST, _LARGEST)
         written = request.tokens[request.prompt_len : request.num_tokens]
         if params.presence_penalty:
             out[written] = out[written] - np.float32(params.presence_penalty)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantkit.errors import RequestError
 
 MAX_LOGPROBS = 20
 """Alternatives a position may report, as the API has it."""
+_MAX_COUNT = 2**31 - 1
+_MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +61,22 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("top_k", self.top_k, 0)
-        _integer("min_tokens", self.min_tokens, 0)
+        _integer("top_k", self.top_k, 0, _MAX_COUNT)
+        _integer("min_tokens", self.min_tokens, 0, _MAX_COUNT)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+            _integer("seed", self.seed, -(2**63), _MAX_SEED)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise RequestError("a stop string must be a string that is not empty")
         for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0)
+            _integer("stop_token_ids", token, 0, _MAX_COUNT)
         for token, bias in self.logit_bias.items():
-            _integer("logit_bias", token, 0)
+            _integer("logit_bias", token, 0, _MAX_COUNT)
             _number("logit_bias", bias, -100.0, 100.0)
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -83,6 +85,13 @@ class SamplingParams:
             for token in ids:
                 if token >= vocab_size:
                     raise RequestError(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
+
+    def fork(self, index: int) -> SamplingParams:
+        """Parameters of the answer `index` of several to one prompt: a seed given counts up, so that they differ."""
+        if self.seed is None or index == 0:
+            return self
+        seed = self.seed + index
+        return replace(self, seed=seed if seed <= _MAX_SEED else seed - _MAX_SEED - 1)
 
     @property
     def adjusts(self) -> bool:

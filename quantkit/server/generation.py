@@ -84,7 +84,7 @@ class Generation:
 
     def _submit(self, inbox: Inbox) -> None:
         """Send every choice; those of one prompt after its first wait in the engine and share its blocks."""
-        terms, seed = self._terms, self._terms.params.seed
+        terms = self._terms
         first: dict[int, Choice] = {}
         for choice, max_tokens in zip(self.choices, self._max_tokens, strict=True):
             choice.request_id = f"{self._record.request_id}-{choice.index}"
@@ -93,9 +93,7 @@ class Generation:
                 EngineRequest(
                     choice.request_id,
                     choice.prompt,
-                    replace(
-                        terms.params, max_tokens=max_tokens, stop=(), seed=None if seed is None else seed + choice.index
-                    ),
+                    replace(terms.params.fork(choice.index), max_tokens=max_tokens, stop=()),
                     priority=terms.priority,
                     deadline_ms=terms.deadline_ms,
                     cache_salt=terms.cache_salt,
