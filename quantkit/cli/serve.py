@@ -30,6 +30,7 @@ def serve(
     served_model_name: Annotated[str, typer.Option(help="Name in the API; default: the folder's.")] = "",
     drain_seconds: Annotated[float, typer.Option(min=0, help="Time to finish running requests on SIGTERM.")] = 30.0,
     queue_limit: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
+    request_seconds: Annotated[float, typer.Option(min=1, help="Time a client has to send its request.")] = 60.0,
     hang_seconds: Annotated[float, typer.Option(min=2, help="Silence that has a stuck engine restarted.")] = 120.0,
 ) -> int:
     """Serve an artifact over an OpenAI-compatible API."""
@@ -62,6 +63,7 @@ def serve(
             insecure=insecure,
             served_model_name=served_model_name,
             queue_limit=queue_limit,
+            request_seconds=request_seconds,
             drain_seconds=drain_seconds,
             patience=Patience(hung=hang_seconds),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from quantkit.server.api_errors import ApiError, unavailable
+from quantkit.server.api_errors import ApiError, bad_request, unavailable
 
 
 class Admission:
@@ -28,10 +28,16 @@ class Admission:
         """Take places for one request.
 
         Raises:
-            ApiError: 503 while draining, 429 with Retry-After when the queue is full.
+            ApiError: 503 while draining, 400 when the house would be too small were it empty, 429 with Retry-After
+                when the queue is full.
         """
         if self._draining:
             raise unavailable("the server is shutting down")
+        if sequences > self._limit:
+            raise bad_request(
+                f"prompts times n make {sequences} sequences, more than the {self._limit} this server holds at once",
+                "n",
+            )
         if self._inside + sequences > self._limit:
             rounds = max(1, self._inside - self._running) / self._running
             raise ApiError(

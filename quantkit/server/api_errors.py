@@ -8,6 +8,15 @@ from typing import Any
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+_LONGEST_ECHO = 500
+
+
+def clipped(text: str) -> str:
+    """`text`, its middle left out when it is long: what a client sent is not sent back to it, or logged, by the MB."""
+    half = _LONGEST_ECHO // 2
+    return text if len(text) <= _LONGEST_ECHO else f"{text[:half]}...{text[-half:]}"
+
+
 class ApiError(Exception):
     """One request that gets an error instead of an answer.
 
@@ -29,7 +38,8 @@ class ApiError(Exception):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+        self.status, self.code, self.retry_after = status, code, retry_after
+        self.message, self.param = clipped(message), None if param is None else clipped(param)
 
     @property
     def type(self) -> str:
@@ -40,6 +50,8 @@ class ApiError(Exception):
     def headers(self) -> Mapping[str, str]:
         """Response headers the status calls for."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.status in (408, 413):  # the rest of the body is not waited for
+            headers["Connection"] = "close"
         return headers | {"WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def body(self) -> dict[str, Any]:

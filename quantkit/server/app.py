@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +29,10 @@ from quantkit.server.middleware import KeyCheck, Recording, read_body, refusal
 from quantkit.server.params import Limits, check_ids, fit, sampling_params
 from quantkit.server.prompts import chat_messages, completion_prompts
 from quantkit.server.records import AccessLog
-from quantkit.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from quantkit.server.requests import Body, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from quantkit.server.supervisor import Supervisor
+from quantkit.server.tokenizing import chat_ids, prompt_ids
 from quantkit.server.wire import GONE, ClientGone, json_response
-
-_LONG_TEXT = 20_000
-"""Characters from which tokenizing moves to a thread, so that other streams go on."""
 
 
 @dataclass
@@ -49,6 +46,7 @@ class Service:
     keys: Sequence[str]
     queue_limit: int
     body_limit: int
+    request_seconds: float
     started: Started | None = None
     text: ChatText | None = None
     admission: Admission = field(default_factory=lambda: Admission(1, 0))
@@ -82,7 +80,14 @@ class Service:
 
 def build_app(service: Service) -> ASGIApp:
     """The application with everything around it."""
-    app = FastAPI(title="quantkit", version=quantkit.__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="quantkit",
+        version=quantkit.__version__,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     routes = Routes(service)
     for path, handler in (
         ("/v1/chat/completions", routes.chat),
@@ -116,27 +121,26 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        parsed = parse(await read_body(request, self._service.body_limit), ChatRequest)
+        parsed = await self._parsed(request, ChatRequest)
         _, text, limits = self._service.model(parsed.model)
         messages = chat_messages(parsed.messages)
         params = sampling_params(parsed, text, limits)
         generate = parsed.add_generation_prompt is not False
 
         async def prepare() -> tuple[list[list[int]], Format]:
-            length = sum(len(message["content"]) for message in messages)
-            return [await _off_loop(length, text.encode_chat, messages, generate)], ChatFormat(text)
+            return [await chat_ids(text, messages, limits, generation_prompt=generate)], ChatFormat(text)
 
         return await self._generate(request, parsed, params, 1, prepare)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        parsed = parse(await read_body(request, self._service.body_limit), CompletionRequest)
+        parsed = await self._parsed(request, CompletionRequest)
         _, text, limits = self._service.model(parsed.model)
         params = sampling_params(parsed, text, limits)
         prompts = completion_prompts(parsed, limits)
 
         async def prepare() -> tuple[list[list[int]], Format]:
-            ids = [p if isinstance(p, list) else await _off_loop(len(p), text.encode, p, True) for p in prompts]
+            ids = [p if isinstance(p, list) else await prompt_ids(text, p, limits) for p in prompts]
             texts = [text.decode(p) if isinstance(p, list) else p for p in prompts] if parsed.echo else []
             each = parsed.n or 1
             return ids, CompletionFormat(text, {i: texts[i // each] for i in range(len(texts) * each)})
@@ -182,23 +186,21 @@ class Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        parsed = parse(await read_body(request, self._service.body_limit), TokenizeRequest)
+        parsed = await self._parsed(request, TokenizeRequest)
         _, text, limits = self._service.model(parsed.model)
         if (parsed.prompt is None) == (parsed.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
         if parsed.messages is not None:
             messages = chat_messages(parsed.messages)
-            ids = await _off_loop(
-                len(str(messages)), text.encode_chat, messages, parsed.add_generation_prompt is not False
-            )
+            generate = parsed.add_generation_prompt is not False
+            ids = await chat_ids(text, messages, limits, generation_prompt=generate)
         else:
-            prompt = parsed.prompt or ""
-            ids = await _off_loop(len(prompt), text.encode, prompt, parsed.add_special_tokens is not False)
+            ids = await prompt_ids(text, parsed.prompt or "", limits, special=parsed.add_special_tokens is not False)
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": limits.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        parsed = parse(await read_body(request, self._service.body_limit), DetokenizeRequest)
+        parsed = await self._parsed(request, DetokenizeRequest)
         _, text, limits = self._service.model(parsed.model)
         check_ids(parsed.tokens, limits, "tokens")
         return json_response({"prompt": text.decode(parsed.tokens, skip_special=False)})
@@ -240,6 +242,9 @@ class Routes:
         """GET /metrics: Prometheus text."""
         return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _parsed(self, request: Request, kind: type[Body]) -> Body:
+        return parse(await read_body(request, self._service.body_limit, self._service.request_seconds), kind)
+
     def _card(self) -> dict[str, Any]:
         started, _, _ = self._service.model()
         return {
@@ -249,11 +254,6 @@ class Routes:
             "owned_by": "quantkit",
             "max_model_len": started.max_model_len,
         }
-
-
-async def _off_loop(length: int, work: Callable[..., list[int]], *args: Any) -> list[int]:
-    """`work(*args)`, in a thread when the text is long."""
-    return await asyncio.to_thread(work, *args) if length > _LONG_TEXT else work(*args)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -24,6 +24,7 @@ from quantkit.errors import QuantkitError, RequestError
 from quantkit.runtime.engine import EngineCore
 from quantkit.runtime.request import RequestOutput
 from quantkit.server import messages
+from quantkit.server.limits import lift_memory_limit
 from quantkit.server.messages import Abort, Failed, LoadOptions, Report, Start, Started, Submit
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _PR_SET_PDEATHSIG = 1
 def main(address: str, parent: int) -> int:
     """Serve the front at `address`, whose `Start` is read from standard input; the exit code."""
     _die_with(parent)
+    lift_memory_limit()
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:

@@ -15,12 +15,16 @@ import uvicorn
 
 from quantkit.server.app import Service, build_app
 from quantkit.server.binding import listen
+from quantkit.server.connection import patient
+from quantkit.server.limits import limit_memory
 from quantkit.server.messages import LoadOptions, Started
 from quantkit.server.metrics import Metrics
 from quantkit.server.records import AccessLog
 from quantkit.server.supervisor import Patience, Supervisor
 
 _INTERRUPTED = 130
+_FRONT_BYTES = 4 << 30
+"""Address space of the front, which holds no weights: one request that asks for more fails, not the machine."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class ServeConfig:
     served_model_name: str = ""
     queue_limit: int = 256
     body_limit: int = 4 << 20
+    request_seconds: float = 60.0
+    """Time a client has to send its request."""
     drain_seconds: float = 30.0
     patience: Patience = field(default_factory=Patience)
 
@@ -54,6 +60,7 @@ def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
         QuantkitError: the address, the artifact or the model could not be had, or the engine died too often.
     """
     listening = listen(config.host, config.port, keyless=not config.keys, insecure=config.insecure)
+    limit_memory(_FRONT_BYTES)
     with contextlib.closing(listening):
         return asyncio.run(_Server(config, listening).run(announce))
 
@@ -81,6 +88,7 @@ class _Server:
             config.keys,
             config.queue_limit,
             config.body_limit,
+            config.request_seconds,
         )
         self._stop = asyncio.Event()
 
@@ -91,6 +99,8 @@ class _Server:
         http = _Uvicorn(
             uvicorn.Config(
                 build_app(self._service),
+                http=patient(self._config.request_seconds),
+                ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 from collections.abc import Sequence
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quantkit.server.api_errors import ApiError
+from quantkit.server.api_errors import ApiError, clipped
 from quantkit.server.records import AccessLog, Record
-from quantkit.server.wire import json_response
+from quantkit.server.wire import ClientGone, json_response
 
 _OPEN = frozenset({"/health", "/ready"})
 """Paths a probe asks without a key."""
@@ -32,7 +33,7 @@ class Recording:
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
-        record = scope["record"] = Record(scope["method"], scope["path"], client[0] if client else "")
+        record = scope["record"] = Record(scope["method"], clipped(scope["path"]), client[0] if client else "")
 
         async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -75,19 +76,26 @@ def refusal(error: ApiError) -> Response:
     return json_response(error.body(), error.status, error.headers)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The request's body.
 
     Raises:
-        ApiError: 413 as soon as it exceeds `limit` bytes, declared or sent.
+        ApiError: 413 as soon as it exceeds `limit` bytes, declared or sent; 408 when it is not there after `seconds`.
+        ClientGone: the client left in the middle of it.
     """
     too_large = ApiError(413, f"the body exceeds the limit of {limit} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_too_slow") from None
+    except ClientDisconnect:
+        raise ClientGone from None
     return bytes(body)

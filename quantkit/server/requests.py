@@ -144,6 +144,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are understood but not supported, and the values that ask for nothing."""
 
+_LONGEST_NAME = 100
+"""Characters of a field's name beyond which it is nobody's typing error."""
 Body = TypeVar("Body", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
 
@@ -173,7 +175,8 @@ def _invalid(text: str, kind: type[msgspec.Struct]) -> ApiError:
     unknown = re.search(r"unknown field `(.*?)`", text)
     if unknown:
         name = unknown.group(1)
-        near = difflib.get_close_matches(name, kind.__struct_fields__, 1) if "$" not in text else []
+        typo = "$" not in text and len(name) <= _LONGEST_NAME
+        near = difflib.get_close_matches(name, kind.__struct_fields__, 1) if typo else []
         return bad_request(
             f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), name, "unknown_parameter"
         )
