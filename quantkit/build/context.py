@@ -19,8 +19,8 @@ from quantkit.models.safetensors_reader import load_json
 from quantkit.program import build_program, fuse, program_from_json, program_to_json
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
+from quantkit.runtime.isa import instruction_set
 from quantkit.userpath import user_path
-from quantkit_kernels import cpu
 
 _LIBRARIES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "gguf")
 _DEFAULT_LENGTH = 2048
@@ -54,7 +54,7 @@ class Context(Outline):
     def environment(self) -> dict[str, str | int]:
         """What the bytes of a build depend on beside recipe, source and our own code."""
         versions = {name: _version(name) for name in _LIBRARIES}
-        facts = {"python": platform.python_version(), "machine": platform.machine(), "isa": cpu.isa()}
+        facts = {"python": platform.python_version(), "machine": platform.machine(), "isa": instruction_set()}
         return {**facts, **versions, "threads": self.threads}
 
     @cached_property

@@ -10,6 +10,7 @@ from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.build.files import exchange_folders, finish_folder, link_or_copy, write_json
 from quantkit.build.stage import EVIDENCE, PAYLOAD
 from quantkit.errors import RecipeError
+from quantkit.userpath import user_path
 
 _MANIFEST = Path("quantkit") / "manifest.json"
 _PEOPLE = "review"
@@ -18,6 +19,7 @@ _PEOPLE = "review"
 
 def check_place(out: Path) -> None:
     """RecipeError unless `out` is absent, an empty folder or an artifact: nothing else is ever overwritten."""
+    user_path(str(out), Path(), where="--out")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise RecipeError("is not a folder", where=str(out), next="Choose another --out")
     if out.is_dir() and any(out.iterdir()) and not (out / _MANIFEST).is_file():

@@ -10,6 +10,7 @@ from torch import Tensor
 from quantkit.formats import QuantizedMatrix
 from quantkit.program.ir import Attr, Node, Program, Weight
 from quantkit.program.weights import WeightProvider
+from quantkit.runtime.isa import instruction_set
 from quantkit_kernels import cpu
 from quantkit_kernels.registry import can_implement
 
@@ -36,7 +37,7 @@ class CpuBackend:
     """Packs each weight once as it is loaded, then holds one CallList over the executor's memory."""
 
     def __init__(self, program: Program, weights: WeightProvider, memory: Memory, threads: int | None) -> None:
-        self.name = f"cpu:{cpu.isa()}"
+        self.name = f"cpu:{instruction_set()}"
         self._program, self._memory, self._source = program, memory, weights
         self._matrices: dict[str, cpu.PackedMatrix] = {}
         self._tensors: dict[str, Tensor] = {}

@@ -1,0 +1,41 @@
+"""Machines that are not as hoped for: no native library, a wrong variable, a place that cannot be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quantkit_kernels
+from quantkit.build.place import check_place
+from quantkit.errors import RecipeError
+from quantkit.runtime.isa import instruction_set
+
+
+def test_an_instruction_set_that_is_none_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTKIT_CPU_ISA", "sse9")
+    with pytest.raises(RecipeError, match="QUANTKIT_CPU_ISA=sse9 is unknown; this machine runs"):
+        instruction_set()
+
+
+def test_without_a_native_library_the_reference_computes_and_builds_know_it(tmp_path: Path) -> None:
+    source = Path(quantkit_kernels.__file__).parent
+    shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    told = subprocess.run(
+        [sys.executable, "-c", "from quantkit.runtime.isa import instruction_set; print(instruction_set())"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "reference\n"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nosuchuser"], ids=["too long", "unknown home"])
+def test_an_artifact_cannot_go_where_no_folder_can_be(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecipeError, match="--out"):
+        check_place(tmp_path / name if name[0] == "a" else Path(name))
