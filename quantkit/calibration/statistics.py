@@ -6,7 +6,7 @@ boundary's activations, whatever the depth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from quantkit.calibration.boundary import Boundary
 from quantkit.calibration.dataset import CalibrationSet, Sample
 from quantkit.errors import NumericsError
 from quantkit.models import ModelSource, SourceWeights
-from quantkit.program.ir import Node, Program, Weight
+from quantkit.program.ir import Program
 from quantkit.program.slices import slices
 from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
@@ -81,8 +81,8 @@ def collect(
     Raises NumericsError naming layer and sample when an activation, key or value is NaN or Inf.
     """
     steps = list(_steps(calibration.samples))
-    weights = _FloatWeights(source)
-    sums = _InputSquares(program)
+    weights = SourceWeights(source)
+    sums = _InputSquares()
     kv_absmax: dict[str, Tensor] = {}
     pieces = slices(program)
     before = Boundary({}, calibration.tokens, None)
@@ -90,8 +90,9 @@ def collect(
         layer = index - 1 if 0 < index < len(pieces) - 1 else None
         what = f"layer {layer}" if layer is not None else ("embedding" if index == 0 else "head")
         progress(index, len(pieces), what)
+        read = _group_inputs(piece)
         executor = Executor(
-            piece,
+            piece.with_(outputs=tuple(dict.fromkeys((*piece.outputs, *read.values())))),
             weights,
             max_tokens=max(step.tokens for step in steps),
             max_seqs=max(len(step.samples) for step in steps),
@@ -99,16 +100,15 @@ def collect(
             num_blocks=max(step.blocks for step in steps),
             max_model_len=max(len(sample.ids) for sample in calibration.samples),
             block_size=BLOCK,
-            backend="reference",
-            taps=sums,
         )
         after = Boundary(_widths(piece), calibration.tokens, spill)
         for step in steps:
             made = executor.run_slice(step.inputs(), before.get(step.start, step.start + step.tokens))
-            flowing = {name: value for name, value in made.items() if name in _widths(piece)}
-            for value in flowing.values():
-                _require_finite(value, step, what)
-            after.put(step.start, flowing)
+            for name in (*_widths(piece), *read.values()):
+                _require_finite(made[name], step, what)
+            for group, name in read.items():
+                sums.add(group, made[name])
+            after.put(step.start, {name: made[name] for name in _widths(piece)})
             if layer is not None:
                 _observe_cache(executor, layer, kv_absmax, step, what)
         before.close()
@@ -157,30 +157,24 @@ def _steps(samples: Sequence[Sample]) -> Iterator[_Step]:
     yield _Step(tuple(held), start)
 
 
-class _FloatWeights:
-    """The source's weights in float32, converted once instead of at every product."""
-
-    def __init__(self, source: ModelSource) -> None:
-        self._source = SourceWeights(source)
-
-    def load(self, weight: Weight) -> Tensor:
-        loaded = self._source.load(weight)
-        return loaded.float() if weight.kind == "matrix" and weight.name != "lm_head" else loaded
+def _group_inputs(piece: Program) -> dict[str, str]:
+    """Fused group -> the value its matrix reads."""
+    found: dict[str, str] = {}
+    for node in piece.nodes:
+        name = node.weights.get("weight")
+        if name is not None and piece.weights[name].kind == "matrix":
+            found[piece.weights[name].group or name] = node.inputs[0]
+    return found
 
 
 class _InputSquares:
-    """A tap that sums the squares of each fused group's input channels, in float64 and in token order."""
+    """Sums the squares of each fused group's input channels, in float64 and in token order."""
 
-    def __init__(self, program: Program) -> None:
-        self._groups = {name: weight.group for name, weight in program.weights.items() if weight.kind == "matrix"}
+    def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
 
-    def __call__(self, node: Node, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        group = self._groups.get(node.weights.get("weight", ""))
-        if group is None:
-            return
-        x = inputs[node.inputs[0]]
+    def add(self, group: str, x: Tensor) -> None:
         self._sums[group] = self._sums.get(group, 0) + x.square().sum(0, dtype=torch.float64)
         self._counts[group] = self._counts.get(group, 0) + len(x)
 

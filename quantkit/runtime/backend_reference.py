@@ -28,7 +28,7 @@ from quantkit_kernels.ops import (
 )
 
 if TYPE_CHECKING:
-    from quantkit.runtime.executor import Memory, Taps
+    from quantkit.runtime.executor import Memory
 
 Call = Callable[["Step"], tuple[Tensor, ...]]
 
@@ -53,8 +53,8 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, program: Program, weights: WeightProvider, memory: Memory, taps: Taps | None) -> None:
-        self._program, self._memory, self._taps = program, memory, taps
+    def __init__(self, program: Program, weights: WeightProvider, memory: Memory) -> None:
+        self._program, self._memory = program, memory
         self._weights: dict[str, Tensor] = {}
         for name, weight in program.weights.items():
             loaded = weights.load(weight)
@@ -67,10 +67,7 @@ class ReferenceBackend:
         step = Step(self._program, self._memory, tokens, sequences, rows)
         with torch.no_grad():
             for node, call in self._calls:
-                outputs = dict(zip(node.outputs, call(step), strict=False))
-                step.values.update(outputs)
-                if self._taps is not None:
-                    self._taps(node, {name: step[name] for name in node.inputs if name in step.values}, outputs)
+                step.values.update(zip(node.outputs, call(step), strict=False))
         for name in self._program.outputs:
             self._memory.activations[name][: step[name].shape[0]] = step[name]
 

@@ -7,7 +7,7 @@ Binding happens once, at load; a step only copies its few integers in and runs t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quantkit.errors import PreflightError
 from quantkit.models import rope as ropes
-from quantkit.program.ir import Node, Program
+from quantkit.program.ir import Program
 from quantkit.program.passes import buffer_widths, plan_buffers
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.step import StepInputs
@@ -26,9 +26,6 @@ from quantkit.runtime.step import StepInputs
 log = logging.getLogger(__name__)
 
 KV_DTYPES = {"INT8": torch.int8, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32}
-
-Taps = Callable[[Node, Mapping[str, Tensor], Mapping[str, Tensor]], None]
-"""Called after a node of the reference backend with its inputs and outputs by value name."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ class Executor:
         max_model_len: longest sequence; decides rope tables and the block table's width.
         threads: of the native backend; default: the cores this process may use.
         backend: `auto`, `cpu` (native) or `reference` (torch).
-        taps: reference backend only.
     """
 
     def __init__(
@@ -97,7 +93,6 @@ class Executor:
         block_size: int = 16,
         threads: int | None = None,
         backend: str = "auto",
-        taps: Taps | None = None,
     ) -> None:
         if not any(value.buffer is not None for value in program.values.values()):
             program = plan_buffers(program)
@@ -109,7 +104,7 @@ class Executor:
         self._logits: NDArray[np.float32] | None = (
             self._memory.activations["logits"].numpy() if "logits" in self._memory.activations else None
         )
-        self._backend = _bind(program, weights, self._memory, backend, threads, taps)
+        self._backend = _bind(program, weights, self._memory, backend, threads)
 
     @property
     def backend_name(self) -> str:
@@ -203,12 +198,10 @@ def _allocate(program: Program, capacity: Capacity) -> Memory:
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
 
 
-def _bind(
-    program: Program, weights: WeightProvider, memory: Memory, backend: str, threads: int | None, taps: Taps | None
-) -> Backend:
+def _bind(program: Program, weights: WeightProvider, memory: Memory, backend: str, threads: int | None) -> Backend:
     if backend not in ("auto", "cpu", "reference"):
         raise PreflightError(f"unknown backend {backend!r}", next="Known: auto, cpu, reference")
-    if backend != "reference" and taps is None:
+    if backend != "reference":
         from quantkit.runtime import backend_cpu
 
         usable, reason = backend_cpu.can_run(program)
@@ -219,4 +212,4 @@ def _bind(
         log.warning("running on the torch reference, many times slower: %s", reason)
     from quantkit.runtime import backend_reference
 
-    return backend_reference.ReferenceBackend(program, weights, memory, taps)
+    return backend_reference.ReferenceBackend(program, weights, memory)
