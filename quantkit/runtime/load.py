@@ -49,17 +49,12 @@ class EngineOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_num_seqs",
-            "max_model_len",
-            "max_num_batched_tokens",
-            "kv_cache_gib",
-            "block_size",
-            "threads",
-        ):
+        for name, most in {**_LIMITS, "kv_cache_gib": 1 << 20, "block_size": 1024, "threads": 1024}.items():
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise RecipeError(f"{name} must be greater than 0, got {value}")
+            if value is not None and not value <= most:
+                raise RecipeError(f"{name} must be at most {most}, got {value}")
 
 
 @dataclass(frozen=True)

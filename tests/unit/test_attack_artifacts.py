@@ -15,7 +15,7 @@ from quantkit.artifact.read import open_artifact
 from quantkit.build.progress import Silent
 from quantkit.build.run import build
 from quantkit.cli.app import run
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, RecipeError
 from quantkit.program import program_from_json, program_to_json
 from quantkit.recipe.load import load_recipe
 from quantkit.report import gather
@@ -146,6 +146,16 @@ def test_an_artifact_serves_within_the_limits_of_its_recipe(artifact: Path) -> N
     assert (loaded.max_model_len, loaded.core.config.scheduler.max_num_seqs) == (48, 3)
     told = load_artifact(artifact, EngineOptions(threads=1, accept_ungated=True, max_model_len=32, max_num_seqs=1))
     assert (told.max_model_len, told.core.config.scheduler.max_num_seqs) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kv_cache_gib", float("nan")), ("kv_cache_gib", 1e9), ("threads", 100_000), ("max_num_batched_tokens", 10**8)],
+)
+def test_limits_of_a_command_line_are_bounded(name: str, value: Any) -> None:
+    asked: dict[str, Any] = {name: value}
+    with pytest.raises(RecipeError, match=f"{name} must be"):
+        EngineOptions(**asked)
 
 
 @pytest.mark.parametrize("value", ["x", -1, 0, 1 << 40, [1]], ids=str)

@@ -12,7 +12,8 @@ import pytest
 
 from quantkit.build.context import open_context
 from quantkit.build.progress import Silent
-from quantkit.build.stages.import_source import STAGE
+from quantkit.build.stages.calibrate import STAGE as CALIBRATE
+from quantkit.build.stages.import_source import STAGE, TOKENIZER
 from quantkit.calibration.dataset import load_samples
 from quantkit.calibration.vocabulary import require_known
 from quantkit.errors import CheckpointError, QuantkitError
@@ -97,6 +98,17 @@ def test_a_model_without_template_is_calibrated_on_plain_text(recipe: Path, tmp_
     chosen = load_samples([recipe.with_name("calib.jsonl")], text, max_samples=4, max_tokens=256, seed=0)
     assert len(chosen.samples) == 4
     assert all(len(sample.ids) > 5 for sample in chosen.samples)
+
+
+def test_what_a_killed_calibration_left_does_not_stay(recipe: Path, tmp_path: Path) -> None:
+    context = open_context(load_recipe(recipe))
+    (tmp_path / "import" / TOKENIZER).mkdir(parents=True)
+    context.source.write_tokenizer(tmp_path / "import" / TOKENIZER)
+    left = tmp_path / "calibrate" / "spill" / "states.bin"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    CALIBRATE.run(context, {"import": tmp_path / "import"}, tmp_path / "calibrate", Silent())
+    assert [path.name for path in (tmp_path / "calibrate").iterdir()] == ["statistics.safetensors"]
 
 
 def test_a_config_that_readers_would_refuse_is_refused_before_any_weight_is_read(recipe: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from quantkit.build.context import Context, Outline
 from quantkit.build.estimate import Cost, Sizes
@@ -17,6 +17,7 @@ from quantkit.calibration.vocabulary import require_known
 from quantkit.runtime.text import ChatText
 
 _FILE = "statistics.safetensors"
+_SPILL = "spill"
 
 
 def statistics(folder: Path) -> Statistics:
@@ -48,8 +49,12 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         seed=section.seed,
     )
     require_known((s.ids for s in samples.samples), context.program.vocab_size, context.source.location)
-    with TemporaryDirectory(prefix="spill-", dir=folder) as spill:
-        measured = collect(context.source, context.program, samples, progress.step, spill=Path(spill))
+    shutil.rmtree(folder / _SPILL, ignore_errors=True)  # a killed run's
+    (folder / _SPILL).mkdir()
+    try:
+        measured = collect(context.source, context.program, samples, progress.step, spill=folder / _SPILL)
+    finally:
+        shutil.rmtree(folder / _SPILL, ignore_errors=True)
     measured.save(folder / _FILE)
     return {
         "samples": len(samples.samples),
