@@ -39,7 +39,9 @@ def main() -> None:
 def serve_and_ask() -> None:
     """Start the server on a free port, wait until it is ready, stream one chat completion, stop it."""
     port = free_port()
-    server = subprocess.Popen([QUANTKIT, "serve", ARTIFACT, "--port", str(port)])
+    log = (ARTIFACT.parent / "server.log").open("wb")
+    command = [QUANTKIT, "serve", ARTIFACT, "--port", str(port), "--served-model-name", "quickstart"]
+    server = subprocess.Popen(command, stderr=log)
     try:
         wait_ready(server, port)
         print(f"\nuser       {QUESTION}\nassistant  ", end="", flush=True)
@@ -48,9 +50,10 @@ def serve_and_ask() -> None:
         print()
     finally:
         server.send_signal(signal.SIGTERM)
-        code = server.wait(30)
+        code = server.wait(60)
+        log.close()
     if code != 0:
-        sys.exit(f"the server ended with {code}")
+        sys.exit(f"the server ended with {code}; its log is {log.name}")
 
 
 def free_port() -> int:
@@ -62,7 +65,7 @@ def free_port() -> int:
 def wait_ready(server: subprocess.Popen[bytes], port: int) -> None:
     for _ in range(600):
         if server.poll() is not None:
-            sys.exit(f"the server ended with {server.returncode} before it was ready")
+            sys.exit(f"the server ended with {server.returncode} before it was ready; see demo/server.log")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1):
                 return
