@@ -121,7 +121,7 @@ class Sampler:
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing but its arguments (Philox 4x64, key seed, counter position)."""
-    generator = np.random.Philox(key=[seed & _MASK, 0], counter=[position, 0, 0, 0])
+    generator = np.random.Philox(key=np.array([seed & _MASK, 0], np.uint64), counter=[position, 0, 0, 0])
     return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
 

@@ -38,11 +38,12 @@ def draw(row, params, **kwargs):
         ("temperature", True), ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("top_k", 1.5), ("min_p", 1.5),
         ("repetition_penalty", 0.0), ("presence_penalty", 3.0), ("frequency_penalty", -2.5), ("max_tokens", 0),
         ("min_tokens", -1), ("seed", 1.0), ("logprobs", 21), ("logprobs", -1), ("stop", ("",)), ("stop", (3,)),
-        ("stop_token_ids", (-1,)), ("logit_bias", {-1: 0.0}), ("logit_bias", {1: 101.0}),
+        ("stop_token_ids", (-1,)), ("logit_bias", {-1: 0.0}), ("logit_bias", {1: 101.0}), ("logit_bias", [1]),
+        ("top_k", 2**31), ("min_tokens", 2**31), ("stop_token_ids", (2**31,)), ("stop_token_ids", 5), ("stop", 5),
     ],
 )  # fmt: skip
 def test_a_bad_parameter_is_a_request_error_naming_it(field, value):
-    with pytest.raises(RequestError, match="stop string" if field == "stop" else field):
+    with pytest.raises(RequestError, match="stop" if field == "stop" else field):
         SamplingParams(**{field: value})
 
 
@@ -185,6 +186,30 @@ def test_uniform_numbers_depend_on_seed_and_position_alone():
     assert len(set(numbers)) == 2500
     assert 0 <= min(numbers) < max(numbers) < 1
     assert abs(np.mean(numbers) - 0.5) < 0.02
+
+
+def test_every_seed_of_64_bits_draws_its_own_numbers():
+    seeds = [0, 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 1, 2**64 - 2, 2**64 - 1]
+    assert len({uniform(seed, 0) for seed in seeds}) == len(seeds)
+    assert uniform(-1, 5) == uniform(2**64 - 1, 5)
+
+
+def test_answers_to_one_prompt_count_their_seed_up_within_64_bits():
+    assert [SamplingParams(seed=2**64 - 2).fork(index).seed for index in range(3)] == [2**64 - 2, 2**64 - 1, 0]
+    assert SamplingParams().fork(3).seed is None
+
+
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 1e38, 1e300])
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 1.0, 1e300])
+def test_extreme_penalties_and_heat_draw_a_token_still(penalty, temperature):
+    params = SamplingParams(
+        temperature=temperature, repetition_penalty=penalty, presence_penalty=-2.0, frequency_penalty=2.0,
+        logit_bias={5: 100.0}, min_tokens=9, logprobs=3,
+    )  # fmt: skip
+    with np.errstate(all="raise", under="ignore"):
+        drawn = draw(rows()[0], params, prompt=(1, 2), output=(3, 3), stop_ids=frozenset([7]))
+    assert 0 <= drawn.token < V
+    assert np.isfinite(drawn.logprobs.logprob)
 
 
 def test_sampling_leaves_the_logits_as_they_were():
