@@ -162,11 +162,14 @@ class _Call:
         n: int,
         scheduling: Mapping[str, Any],
     ) -> None:
-        if n < 1:
-            raise RequestError(f"n must be at least 1, got {n}")
+        if not isinstance(n, int) or n < 1:
+            raise RequestError(f"n must be an integer of at least 1, got {n!r}")
+        prompts = _listed(prompts, "prompts")
         every = [cast(Prompt, prompts)] if _is_one(prompts) else list(cast(Sequence[Prompt], prompts))
         chosen = text.default_sampling() if params is None else params
         each = [chosen] * len(every) if isinstance(chosen, SamplingParams) else list(chosen)
+        if not all(isinstance(sampling, SamplingParams) for sampling in each):
+            raise RequestError("params must be SamplingParams, or one for each prompt")
         if len(each) != len(every):
             raise RequestError(f"{len(every)} prompts but {len(each)} sampling parameters")
         self.requests: list[EngineRequest] = []
@@ -208,8 +211,27 @@ def _is_one(prompts: Any) -> bool:
 
 
 def _encode(text: ChatText, prompt: Prompt) -> list[int]:
+    prompt = _listed(prompt, "a prompt")
     if isinstance(prompt, str):
         return text.encode(prompt, add_special_tokens=True)
     if len(prompt) and isinstance(prompt[0], Mapping):
         return text.encode_chat(cast(Sequence[Mapping[str, Any]], prompt))
+    if not all(isinstance(token, numbers.Integral) and not isinstance(token, bool) for token in prompt):
+        raise RequestError("a prompt must be all token ids or all messages")
     return [int(token) for token in cast(Sequence[int], prompt)]
+
+
+def _listed(given: Any, what: str) -> Any:
+    """`given` as a text or a sequence; arrays and tensors as lists.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    given = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray | memoryview):
+        return given
+    raise RequestError(
+        f"{what} must be a text, token ids, or messages"
+        + (", or a list of such" if what == "prompts" else "")
+        + f", got {type(given).__name__}"
+    )

@@ -196,6 +196,8 @@ class EngineCore:
             raise RequestError(f"request id {asked.request_id!r} is already in use")
         if isinstance(asked.priority, bool) or not isinstance(asked.priority, int):
             raise RequestError(f"priority must be an integer, got {asked.priority!r}")
+        if not isinstance(asked.cache_salt, str):
+            raise RequestError(f"cache_salt must be a text, got {asked.cache_salt!r}")
         late = asked.deadline_ms
         if late is not None and not (isinstance(late, int | float) and math.isfinite(late) and late > 0):
             raise RequestError(f"deadline_ms must be greater than 0, got {late!r}")

@@ -60,9 +60,12 @@ class PrefixCache:
     def _hashes(self, request: Request, count: int) -> list[bytes]:
         hashes = request.hashes
         while len(hashes) < count:
-            parent = hashes[-1] if hashes else hashlib.sha256((self._identity + request.salt).encode()).digest()
+            parent = hashes[-1] if hashes else self._root(request.salt)
             hashes.append(hashlib.sha256(parent + self._tokens(request, len(hashes))).digest())
         return hashes[:count]
+
+    def _root(self, salt: str) -> bytes:
+        return hashlib.sha256((self._identity + salt).encode(errors="surrogatepass")).digest()
 
     def _tokens(self, request: Request, index: int) -> bytes:
         start = index * self._block_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +53,9 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name, kind in (("stop", Iterable), ("stop_token_ids", Iterable), ("logit_bias", Mapping)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise RequestError(f"{name} must be a {'mapping' if kind is Mapping else 'list'}, got {value!r}")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _number("temperature", self.temperature, 0.0, math.inf)

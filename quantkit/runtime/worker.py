@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from quantkit.errors import RequestError
 from quantkit.runtime.engine import EngineCore, EngineStats
 from quantkit.runtime.request import EngineRequest, RequestOutput
 
@@ -28,7 +27,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, requests: list[EngineRequest], sink: Sink) -> None:
-        """Add requests together. If one is refused, all are taken back and `sink` gets its RequestError."""
+        """Add requests together. If one is refused, all are taken back and `sink` gets its error."""
         with self._wake:
             if self._over:
                 raise RuntimeError("the engine is closed") from self._dead
@@ -80,7 +79,7 @@ class EngineThread:
             for request in requests:
                 self._core.add_request(request)
                 added.append(request.request_id)
-        except RequestError as error:
+        except Exception as error:  # noqa: BLE001 (whatever is wrong with these requests is theirs, not the thread's)
             for request_id in added:
                 self._core.abort(request_id)
             sink(error)

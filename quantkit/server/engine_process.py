@@ -22,7 +22,7 @@ import zmq
 
 from quantkit.errors import QuantkitError, RequestError
 from quantkit.runtime.engine import EngineCore
-from quantkit.runtime.request import RequestOutput
+from quantkit.runtime.request import EngineRequest, RequestOutput
 from quantkit.server import messages
 from quantkit.server.limits import lift_memory_limit
 from quantkit.server.messages import Abort, Failed, LoadOptions, Report, Start, Started, Submit
@@ -110,11 +110,7 @@ def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
             while True:
                 message = messages.decode_to_engine(socket.recv(zmq.NOBLOCK))
                 if isinstance(message, Submit):
-                    try:
-                        core.add_request(message.request)
-                    except RequestError as error:
-                        name = message.request.request_id
-                        refused.append(RequestOutput(name, [], finish_reason="refused", error=error.line()))
+                    refused += _add(core, message.request)
                 elif isinstance(message, Abort):
                     for name in message.request_ids:
                         core.abort(name, finished=message.finished)
@@ -124,6 +120,18 @@ def _serve(core: EngineCore, socket: zmq.Socket[bytes]) -> None:
         outputs = core.step() if core.has_work() else []
         seconds = time.perf_counter() - began if outputs else 0.0
         socket.send(messages.encode(Report(refused + outputs, core.stats(), seconds)))
+
+
+def _add(core: EngineCore, request: EngineRequest) -> list[RequestOutput]:
+    """Queue a request; the last output about one that cannot be taken, whose trouble stays its own."""
+    try:
+        core.add_request(request)
+    except RequestError as error:
+        return [RequestOutput(request.request_id, [], finish_reason="refused", error=error.line())]
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        return [RequestOutput(request.request_id, [], finish_reason="error", error=f"internal error: {error!r}")]
+    return []
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 
+import numpy as np
 import pytest
 
 from quantkit import Engine, SamplingParams
@@ -40,6 +41,34 @@ def test_text_token_ids_and_conversations_are_prompts_one_or_many(engine):
     assert both[0].prompt_tokens == len(engine.text.encode("Hello", add_special_tokens=True))
     assert engine.generate([], GREEDY) == []
     assert [answer.finish_reason for answer in both] == ["length", "length"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, 5, [None], [1.5], [1, "a"], ["a", 1], b"abc", {"role": "user"}, {"a", "b"}, [True], "\ud800"],
+    ids=repr,
+)
+def test_what_is_no_prompt_is_a_request_error(engine, given):
+    with pytest.raises(RequestError):
+        engine.generate(given, GREEDY)
+
+
+def test_arrays_are_token_ids(engine):
+    ids = engine.text.encode("Hello there")
+    [listed], [array] = engine.generate(ids, GREEDY), engine.generate(np.array(ids), GREEDY)
+    assert array.token_ids == listed.token_ids
+
+
+@pytest.mark.parametrize(
+    "scheduling",
+    [{"cache_salt": 5}, {"fork_of": ["x"]}, {"priority": "high"}, {"n": 1.5}, {"params": {"seed": 1}}],
+    ids=str,
+)
+def test_a_wrong_argument_fails_its_call_and_the_engine_goes_on(engine, scheduling):
+    long = [70] * 64  # several blocks, so that the salt is looked at
+    with pytest.raises((RequestError, TypeError)):
+        engine.generate(long, **{"params": GREEDY} | scheduling)
+    assert engine.generate(long, GREEDY, cache_salt="\ud800")[0].finish_reason == "length"
 
 
 def test_default_parameters_are_the_models_own(engine):
@@ -99,7 +128,7 @@ def test_a_refused_request_refuses_its_call_alone(engine):
         engine.generate([[5] * 4, [5] * 300], GREEDY)
     with pytest.raises(RequestError, match="2 prompts but 1 sampling"):
         engine.generate(["a", "b"], [GREEDY])
-    with pytest.raises(RequestError, match="n must be at least 1"):
+    with pytest.raises(RequestError, match="n must be an integer of at least 1"):
         engine.generate("a", GREEDY, n=0)
     [answer] = engine.generate("a", GREEDY)
     assert len(answer.token_ids) == 40
