@@ -7,9 +7,19 @@ import errno
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from quantkit.errors import PreflightError, RecipeError
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """RecipeError for a key that would guard nothing (empty) or that no header can bring (spaces around it)."""
+    if any(not key or key != key.strip() for key in keys):
+        raise RecipeError(
+            "an API key is empty or has spaces around it",
+            next="Check --api-key and QUANTKIT_API_KEY; leave out for none",
+        )
 
 
 def listen(host: str, port: int, *, keyless: bool, insecure: bool) -> socket.socket:

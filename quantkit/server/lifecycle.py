@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from quantkit.server.app import Service, build_app
-from quantkit.server.binding import listen
+from quantkit.server.binding import check_keys, listen
 from quantkit.server.connection import patient
 from quantkit.server.limits import limit_memory
 from quantkit.server.messages import LoadOptions, Started
@@ -59,6 +59,7 @@ def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
     Raises:
         QuantkitError: the address, the artifact or the model could not be had, or the engine died too often.
     """
+    check_keys(config.keys)
     listening = listen(config.host, config.port, keyless=not config.keys, insecure=config.insecure)
     limit_memory(_FRONT_BYTES)
     with contextlib.closing(listening):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from quantkit.errors import PreflightError, RecipeError
-from quantkit.server.binding import listen
+from quantkit.server.binding import check_keys, listen
 
 
 def test_a_taken_port_names_the_process_that_has_it():
@@ -48,3 +48,10 @@ def test_the_front_imports_neither_torch_nor_transformers():
     code = "import sys, quantkit.server.lifecycle; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("key", ["", " ", " secret"])
+def test_a_key_that_would_guard_nothing_is_refused(key):
+    check_keys(["secret"])
+    with pytest.raises(RecipeError, match="empty or has spaces"):
+        check_keys(["secret", key])
