@@ -51,7 +51,7 @@ class Server:
 
     def client(self, **options: object) -> httpx.Client:
         """A client of this server, with its key unless `options` has other headers."""
-        return httpx.Client(base_url=self.url, timeout=60, **{"headers": self._headers} | options)
+        return httpx.Client(base_url=self.url, **{"timeout": 60, "headers": self._headers} | options)
 
     def engine(self) -> psutil.Process:
         """The engine process."""

@@ -124,8 +124,7 @@ def test_a_refused_request_leaves_the_engine_as_it_was(executor):
     reconciles(core)
 
 
-def test_nan_logits_fail_their_requests_and_the_engine_serves_on(tmp_path):
-    executor = make_executor(tmp_path, num_blocks=33, max_tokens=64, length=128)
+def test_nan_logits_fail_their_requests_and_the_engine_serves_on(executor):
     real = executor.step
 
     class Poisoned:

@@ -73,33 +73,38 @@ def ready(server):
         return client.get("/ready").status_code == 200
 
 
-def test_a_killed_engine_fails_what_it_held_and_comes_back(slow):
-    with Server(slow, *OPTIONS) as server:
-        streaming = Stream(server, 3000)
-        with ThreadPoolExecutor(1) as pool, server.client() as client:
-            waiting = pool.submit(client.post, CHAT, json=body(3000))
-            assert eventually(lambda: server.metric("quantkit_requests_in_flight") == 2)
-            server.engine().kill()
-            assert waiting.result(20).status_code == 503
-            assert "was killed by SIGKILL" in streaming.result()[-1]["error"]["message"]
-            refused = client.post(CHAT, json=body())
-            assert refused.status_code == 503
-            assert refused.json()["error"]["code"] == "unavailable"
-            assert client.get("/health").status_code == 200
-            assert not ready(server)
-            assert eventually(lambda: ready(server), 30)
-            assert client.post(CHAT, json=body()).status_code == 200
-        assert server.metric("quantkit_engine_deaths_total") == 1
+@pytest.fixture(scope="module")
+def mortal(slow):
+    with Server(slow, *OPTIONS, "--hang-seconds", "3") as server:
+        yield server
 
 
-def test_a_hung_engine_is_not_ready_and_is_replaced(slow):
-    with Server(slow, *OPTIONS, "--hang-seconds", "4") as server:
-        first = server.engine()
-        first.suspend()
-        assert eventually(lambda: not ready(server))
-        assert eventually(lambda: not first.is_running(), 30)
-        assert eventually(lambda: ready(server), 30)
-        assert server.engine().pid != first.pid
+def test_a_killed_engine_fails_what_it_held_and_comes_back(mortal):
+    before = mortal.metric("quantkit_engine_deaths_total")
+    streaming = Stream(mortal, 3000)
+    with ThreadPoolExecutor(1) as pool, mortal.client() as client:
+        waiting = pool.submit(client.post, CHAT, json=body(3000))
+        assert eventually(lambda: mortal.metric("quantkit_requests_in_flight") == 2)
+        mortal.engine().kill()
+        assert waiting.result(20).status_code == 503
+        assert "was killed by SIGKILL" in streaming.result()[-1]["error"]["message"]
+        refused = client.post(CHAT, json=body())
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "unavailable"
+        assert client.get("/health").status_code == 200
+        assert not ready(mortal)
+        assert eventually(lambda: ready(mortal), 30)
+        assert client.post(CHAT, json=body()).status_code == 200
+    assert mortal.metric("quantkit_engine_deaths_total") == before + 1
+
+
+def test_a_hung_engine_is_not_ready_and_is_replaced(mortal):
+    first = mortal.engine()
+    first.suspend()
+    assert eventually(lambda: not ready(mortal))
+    assert eventually(lambda: not first.is_running(), 30)
+    assert eventually(lambda: ready(mortal), 30)
+    assert mortal.engine().pid != first.pid
 
 
 def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(slow):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jinja2
+import jinja2.ext
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -142,11 +144,35 @@ def test_metaspace_and_byte_fallback_stream_like_the_whole(sentencepiece_like):
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ messages[0].nothing.there }}",
         "{{ raise_exception('roles must alternate') }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set s = 'x' * 10000 %}{% for a in s %}{% for b in s %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s=3) %}{% for i in range(60) %}{% set n.s = n.s * n.s %}{% endfor %}",
+        "{% macro f(s) %}{{ s }}{{ s }}{% endmacro %}{% set n = namespace(s='x') %}"
+        "{% for i in range(60) %}{% set n.s = f(n.s) %}{% endfor %}",
     ],
 )
 def test_hostile_or_failing_template_is_one_request_error(template):
     with pytest.raises(RequestError, match="chat template"):
         ChatTemplate(template, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_counting_a_templates_work_changes_nothing_it_writes():
+    template = (
+        "{% for m in messages if m.role != 'x' %}{{ loop.index ~ '/' ~ loop.length ~ loop.last }}{% endfor %}"
+        "{% for a in 'abc' recursive %}{{ loop.depth }}{% if loop.last and loop.depth < 3 %}{{ loop('de') }}{% endif %}"
+        "{% if a == 'b' %}{% continue %}{% endif %}{{ a }}{% endfor %}{{ 1 ~ none ~ true ~ (['x'] + ['y']) }}"
+    )
+    said = [{"role": "user", "content": "x"}] * 2
+    plain = jinja2.Environment(extensions=[jinja2.ext.loopcontrols]).from_string(template)
+    assert ChatTemplate(template, {}).render(said) == plain.render(messages=said)
+
+
+def test_half_a_surrogate_pair_is_refused(pair):
+    _, ours, _ = pair
+    with pytest.raises(RequestError, match="surrogate"):
+        ours.encode("x \ud800")
 
 
 def test_template_that_does_not_compile_is_named():
