@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from contextlib import closing
@@ -31,6 +32,8 @@ def chat(
     from quantkit.artifact.layout import MANIFEST
     from quantkit.runtime.api import Engine
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows "?", not a traceback
     options: dict[str, Any] = {"max_num_seqs": 1, "threads": threads, "accept_ungated": accept_ungated}
     is_artifact = (artifact / MANIFEST).is_file()
     engine = Engine(artifact, **options) if is_artifact else Engine.from_source(str(artifact), **options)
