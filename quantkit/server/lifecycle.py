@@ -16,7 +16,7 @@ import uvicorn
 from quantkit.server.app import Service, build_app
 from quantkit.server.binding import check_keys, listen
 from quantkit.server.connection import patient
-from quantkit.server.limits import limit_memory
+from quantkit.server.limits import allow_connections, limit_memory
 from quantkit.server.messages import LoadOptions, Started
 from quantkit.server.metrics import Metrics
 from quantkit.server.records import AccessLog
@@ -62,6 +62,7 @@ def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
     check_keys(config.keys)
     listening = listen(config.host, config.port, keyless=not config.keys, insecure=config.insecure)
     limit_memory(_FRONT_BYTES)
+    allow_connections()
     with contextlib.closing(listening):
         return asyncio.run(_Server(config, listening).run(announce))
 

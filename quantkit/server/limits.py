@@ -1,4 +1,4 @@
-"""The front's memory limit, which the engine it starts lifts again."""
+"""The front's limits: less memory, which the engine it starts lifts again, and as many connections as there may be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ def limit_memory(size: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY or soft > size:
         resource.setrlimit(resource.RLIMIT_AS, (size, hard))
+
+
+def allow_connections() -> None:
+    """As many open files as the system allows: the usual 1024 is fewer than a queue may hold."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def lift_memory_limit() -> None:

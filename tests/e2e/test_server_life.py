@@ -232,3 +232,10 @@ def test_an_artifact_that_cannot_be_loaded_ends_the_start_with_the_engines_words
     assert done.returncode == 3
     [line] = [line for line in done.stderr.splitlines() if line.startswith("quantkit:")]
     assert str(tmp_path) in line
+
+
+def test_only_the_front_is_short_of_memory_and_neither_of_connections(guarded):
+    front, engine = psutil.Process(guarded.process.pid), guarded.engine()
+    assert front.rlimit(psutil.RLIMIT_AS)[0] == 4 << 30
+    assert engine.rlimit(psutil.RLIMIT_AS)[0] == engine.rlimit(psutil.RLIMIT_AS)[1]
+    assert front.rlimit(psutil.RLIMIT_NOFILE)[0] == front.rlimit(psutil.RLIMIT_NOFILE)[1]
