@@ -12,8 +12,6 @@ from pathlib import Path
 
 from quantkit.build.decisions import Decisions, decide
 from quantkit.errors import RecipeError
-from quantkit.gate.policy import load_policy
-from quantkit.gate.rungs import rung_schemes
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
 from quantkit.program import build_program, fuse, program_from_json, program_to_json
@@ -84,8 +82,6 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
     for section in ("calibration", "gate"):
         made.data_files(section)
-    load_policy(loaded.recipe.gate.policy, loaded.base)
-    rung_schemes(program)
     return made
 
 

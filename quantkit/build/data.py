@@ -1,18 +1,24 @@
-"""Is the data fit for a build? Asked before any weight is read: a bad row must not be found out at the last stage."""
+"""Are data and policy fit for a build? Asked before any weight is read: a bad row must not be found out at the last
+stage. Apart from `context`, which every stage imports: what only the gate needs must not be part of their keys.
+"""
 
 from __future__ import annotations
 
 from quantkit.build.context import Outline
 from quantkit.errors import RecipeError
 from quantkit.gate.data import read_conversations, refuse_overlap
+from quantkit.gate.policy import load_policy
+from quantkit.gate.rungs import rung_schemes
 
 _FEWEST = 2
 """Held-out conversations below which nothing can be judged."""
 
 
 def check_data(outline: Outline) -> None:
-    """RecipeError (file and row) for a row that is no conversation, a file without any, and a conversation that is
-    both calibrated on and judged on."""
+    """RecipeError (file and row) for a row that is no conversation, a file without any, a conversation that is
+    both calibrated on and judged on, an unfit policy, and a model that has no rung to be compared with."""
+    load_policy(outline.loaded.recipe.gate.policy, outline.loaded.base)
+    rung_schemes(outline.program)
     held_out = read_conversations(outline.data_files("gate"))
     calibrated = read_conversations(outline.data_files("calibration"), strict=False)
     for section, found, fewest in (("gate", held_out, _FEWEST), ("calibration", calibrated, 1)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ from quantkit.build.context import Context, open_context
 from quantkit.build.data import check_data
 from quantkit.build.estimate import require_room
 from quantkit.build.files import disk_full_explained
+from quantkit.build.interrupt import interruptible
 from quantkit.build.memory import PeakMemory
 from quantkit.build.pipeline import STAGES
 from quantkit.build.place import check_place, place
@@ -74,7 +75,7 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
     context = open_context(loaded)
     torch.set_num_threads(context.threads)
     store = Store(run_folder(out))
-    with store.locked(wait_s), PeakMemory() as memory:
+    with store.locked(wait_s), PeakMemory() as memory, interruptible() as check_interrupt:
         keys = stage_keys(STAGES, context)
         store.clean([(name, key) for name, (key, _) in keys.items()])
         _drop_damaged_package(store, keys["package"][0])
@@ -82,7 +83,7 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         if missing:
             check_data(context)
         require_room([stage.cost(context) for stage in missing], store.folder)
-        runs = run_stages(STAGES, context, store, keys, memory, progress)
+        runs = run_stages(STAGES, context, store, keys, memory, progress, check_interrupt)
         record = _record(context, runs, started, time.monotonic() - begun)
         folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
         with disk_full_explained("placing the artifact", store.folder, 0):
@@ -120,12 +121,17 @@ def run_stages(
     keys: Mapping[str, tuple[str, Inputs]],
     memory: PeakMemory,
     progress: Progress,
+    check_interrupt: Callable[[], None],
 ) -> list[StageRun]:
-    """Run what is not whole in the (locked) store. A full disk is a PreflightError; what is whole stays."""
+    """Run what is not whole in the (locked) store, asking between stages whether to stop.
+
+    A full disk is a PreflightError; what is whole stays.
+    """
     folders: dict[str, Path] = {}
     runs: list[StageRun] = []
     for number, stage in enumerate(stages, 1):
         key, inputs = keys[stage.name]
+        check_interrupt()
         progress.begin(stage.title, number, len(stages))
         begun = time.monotonic()
         folder = store.find(stage.name, key)
@@ -140,6 +146,7 @@ def run_stages(
         run = StageRun(stage.name, key, cached, **stage_cost(folder), facts=stage_facts(folder))
         runs.append(run)
         progress.end(run.seconds, cached=cached)
+    check_interrupt()
     return runs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from quantkit.server.wire import ClientGone, json_response
 _OPEN = frozenset({"/health", "/ready"})
 """Paths a probe asks without a key."""
 _SILENT = _OPEN | {"/metrics"}
-"""Paths that probes and scrapers ask all the time: logged only when they fail."""
+"""Paths that probes and scrapers ask all the time: logged only when they neither answer nor say "not now"."""
+
+_LINGER_S = 2.0
+"""How long what a client still sends of a refused body is read."""
 
 
 class Recording:
@@ -44,7 +48,7 @@ class Recording:
         try:
             await self._app(scope, receive, recorded)
         finally:
-            if record.path not in _SILENT or record.status >= 400:
+            if record.path not in _SILENT or record.status not in (200, 503):
                 self._log.request(record)
 
 
@@ -86,6 +90,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     too_large = ApiError(413, f"the body exceeds the limit of {limit} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
+        await _discard(request)
         raise too_large
     body = bytearray()
     try:
@@ -93,9 +98,20 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limit:
-                    raise too_large
+                    break
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {seconds:g} s", code="body_too_slow") from None
     except ClientDisconnect:
         raise ClientGone from None
+    if len(body) > limit:
+        await _discard(request)
+        raise too_large
     return bytes(body)
+
+
+async def _discard(request: Request) -> None:
+    """Read on for a moment without keeping anything: a connection closed on unread bytes loses its answer too."""
+    with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):
+        async with asyncio.timeout(_LINGER_S):
+            async for _ in request.stream():
+                pass

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import quantkit_kernels
 from quantkit.build.place import check_place
 from quantkit.errors import RecipeError
 from quantkit.runtime.isa import instruction_set
@@ -23,11 +21,9 @@ def test_an_instruction_set_that_is_none_is_a_usage_error(monkeypatch: pytest.Mo
 
 
 def test_without_a_native_library_the_reference_computes_and_builds_know_it(tmp_path: Path) -> None:
-    source = Path(quantkit_kernels.__file__).parent
-    shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     told = subprocess.run(
         [sys.executable, "-c", "from quantkit.runtime.isa import instruction_set; print(instruction_set())"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "QUANTKIT_CPU_LIBRARY": str(tmp_path / "none.so")},
         capture_output=True,
         text=True,
         check=True,
