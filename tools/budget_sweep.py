@@ -2,7 +2,7 @@
 
     python tools/budget_sweep.py recipes/quickstart.yaml OUT.md --budgets 8 7.5 7 6.5 6 5.75 5.5
 
-Stages shared by the budgets run once: the stage store is keyed by inputs.
+All budgets build into one folder, so that stages they share run once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="Markdown file to write")
     parser.add_argument("--budgets", type=float, nargs="+", default=[8.0, 7.5, 7.0, 6.5, 6.0, 5.75, 5.5])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to every build")
+    parser.add_argument("--artifact", type=Path, help="folder to build into, again and again; default: a temporary one")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as work:
         for budget in args.budgets:
-            rows.append(judge(args.recipe, Path(work) / f"artifact-{budget}", budget, args.set))
+            rows.append(judge(args.recipe, args.artifact or Path(work) / "artifact", budget, args.set))
             print(rows[-1], flush=True)
     command = f"python tools/budget_sweep.py {args.recipe} {args.out} --budgets {' '.join(map(str, args.budgets))}"
     command += "".join(f" --set {item}" for item in args.set)

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    source = args.source or open_artifact(args.artifact).manifest.source.location
+    source = args.source or open_artifact(args.artifact).manifest.source["location"]
     model = transformers_model(source)
     core = throughput.load(args.artifact, args.threads)
     ours: list[float] = []
