@@ -31,11 +31,11 @@ def written_beside(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         yield partial
         for path in [*partial.rglob("*"), partial]:
-            _sync(path)
+            sync(path)
         if folder.exists():
             folder.rmdir()
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise PreflightError(
@@ -67,7 +67,8 @@ def digest_file(path: Path) -> FileEntry:
         return FileEntry(file.tell(), sha256)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from quantkit.artifact.files import sync
 from quantkit.errors import PreflightError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -32,19 +33,19 @@ def write_json(path: Path, value: Any) -> None:
 
 def finish_file(part: Path, path: Path) -> None:
     """Flush `part` to disk and rename it to `path`."""
-    _sync(part)
+    sync(part)
     part.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def finish_folder(part: Path, path: Path) -> None:
     """Flush every file and folder below `part` to disk and rename it to `path`, which does not exist."""
     for folder, _, names in os.walk(part):
         for name in names:
-            _sync(Path(folder) / name)
-        _sync(Path(folder))
+            sync(Path(folder) / name)
+        sync(Path(folder))
     part.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def exchange_folders(new: Path, old: Path) -> None:
@@ -55,7 +56,7 @@ def exchange_folders(new: Path, old: Path) -> None:
         old.rename(aside)
         new.rename(old)
         aside.rename(new)
-    _sync(old.parent)
+    sync(old.parent)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -91,11 +92,3 @@ def _means_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
     return "No space left on device" in str(error)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
