@@ -6,12 +6,12 @@ import hashlib
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from quantkit.calibration.coverage import cover
 from quantkit.calibration.rows import read_rows
+from quantkit.calibration.samples import CalibrationSet, Sample
 from quantkit.errors import RecipeError, RequestError
 
 MOST_TRUNCATED = 0.01
@@ -37,32 +37,6 @@ class Text(Protocol):
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, BOS once."""
         ...
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One conversation as token ids, with what it represents."""
-
-    ids: tuple[int, ...]
-    language: str
-    category: str
-    name: str
-    """The row's own id, or file and row; what an error message points at."""
-
-
-@dataclass(frozen=True)
-class CalibrationSet:
-    """The chosen samples in file order, the fingerprint of exactly these tokens, and what they cover."""
-
-    samples: tuple[Sample, ...]
-    fingerprint: str
-    coverage: Mapping[str, Any]
-    """Plain data, see `calibration.coverage`."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens over all samples."""
-        return sum(len(sample.ids) for sample in self.samples)
 
 
 def load_samples(

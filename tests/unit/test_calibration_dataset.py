@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.calibration.dataset import load_samples
+from quantkit.calibration.samples import read_samples, write_samples
 from quantkit.errors import RecipeError
 from quantkit.runtime.text import ChatText
 from tests.tiny import write_tokenizer
@@ -111,6 +112,12 @@ def test_coverage_counts_every_sample_once(text, tmp_path):
     assert table["tokens"] == sum(s["tokens"] for s in table["strata"]) == made.tokens
     assert table["lengths"]["p50"] <= table["lengths"]["p95"] <= table["lengths"]["max"]
     json.dumps(table)
+
+
+def test_later_stages_read_the_very_same_samples(text, tmp_path):
+    made = _load(_file(tmp_path, _many()), text, max_samples=12)
+    write_samples(made, tmp_path)
+    assert read_samples(tmp_path) == made
 
 
 def test_rows_come_from_parquet_and_csv_too(text, tmp_path):

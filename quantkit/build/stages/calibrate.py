@@ -12,6 +12,7 @@ from quantkit.build.progress import Progress
 from quantkit.build.stage import Facts, Inputs, Stage
 from quantkit.build.stages.import_source import TOKENIZER
 from quantkit.calibration.dataset import load_samples
+from quantkit.calibration.samples import write_samples
 from quantkit.calibration.statistics import Statistics, collect
 from quantkit.calibration.vocabulary import require_known
 from quantkit.runtime.text import ChatText
@@ -49,6 +50,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         seed=section.seed,
     )
     require_known((s.ids for s in samples.samples), context.program.vocab_size, context.source.location)
+    write_samples(samples, folder)
     shutil.rmtree(folder / _SPILL, ignore_errors=True)  # a killed run's
     (folder / _SPILL).mkdir()
     try:
