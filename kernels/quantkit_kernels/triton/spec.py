@@ -1,0 +1,67 @@
+"""KernelSpec: one description of a Triton kernel, from which it is launched, compiled ahead of time and listed.
+
+Facts are a plain dictionary about one place in a model: they come from a program node, name no quantkit type, and
+hold whatever the kernel's op needs. A kernel reads what it knows and ignores the rest. Every set of facts holds
+
+    op      the program op: linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act, paged_attention
+    sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
+    rows    the bucket class: "few" (decode: one token a sequence, at most 16 rows) or "many" (more rows, prefill)
+    dtype   the activations' type: "fp16"
+
+and, by op,
+
+    linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias
+    rms_norm, add_rms_norm  width, eps, offset
+    qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, cache ("INT8"),
+                            block_size
+    gated_act               width (of the result), activation
+    paged_attention         num_heads, num_kv_heads, head_dim, cache, block_size, scale, softcap (0.0: none),
+                            window (0: none)
+
+A kernel's file exports its specs as `SPECS`; `quantkit_kernels.triton.kernels()` collects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Fact = int | float | str | bool
+Facts = Mapping[str, Fact]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a kernel is specialised for some facts; together the two mappings name every parameter of the function.
+
+    arguments: what a launch passes. A pointer is its type (`"*fp16"`, `"*i8"`, `"*i32"`, `"*fp32"`), taken to be
+        16-byte aligned; a number is an example of its value, as Triton specialises integers by divisibility by 16
+        (give 16 where the launches' values always divide, and list the parameter in `do_not_specialize` where they may
+        not). Floats are passed as FP32.
+    constants: the constexpr parameters, and `None` for a pointer that is left out.
+    """
+
+    arguments: Mapping[str, str | int | float]
+    constants: Mapping[str, int | float | str | bool | None]
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One Triton kernel.
+
+    name: unique, as in the artifact's files. op: the program op it implements. function: the `@triton.jit` function.
+    refusal: why it cannot serve the facts (of its op), or None where it can; the first spec that can is taken.
+    signature: how it is specialised for the facts; equal signatures are compiled once.
+    grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
+        `rows`, `n` and, for attention, `sequences`.
+    """
+
+    name: str
+    op: str
+    function: Any
+    refusal: Callable[[Facts], str | None]
+    signature: Callable[[Facts], Signature]
+    grid: Callable[[Signature, Mapping[str, int]], tuple[int, int, int]]
