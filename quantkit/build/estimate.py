@@ -26,6 +26,15 @@ class Cost:
     multiply_adds: float = 0.0
     element_ops: float = 0.0
 
+    def __add__(self, other: Cost) -> Cost:
+        """Both, one after the other: memory is that of the larger."""
+        return Cost(
+            self.disk_bytes + other.disk_bytes,
+            max(self.memory_bytes, other.memory_bytes),
+            self.multiply_adds + other.multiply_adds,
+            self.element_ops + other.element_ops,
+        )
+
     def seconds(self) -> float:
         """Time at the rates measured on this machine."""
         products, elements = _rates()

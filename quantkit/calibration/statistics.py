@@ -1,12 +1,13 @@
 """What flows through the unquantized model on the calibration samples, measured one decoder layer at a time.
 
 Every sample passes a layer before the next layer's weights are read, so memory holds one layer in float32 and one
-boundary's activations, whatever the depth.
+boundary's activations, whatever the depth. With a folder to work in, each slice leaves its figures and the boundary
+after it there, and a killed run goes on from the last whole slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +16,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quantkit.calibration.boundary import Boundary
-from quantkit.calibration.dataset import CalibrationSet, Sample
+from quantkit.calibration.samples import CalibrationSet
+from quantkit.calibration.steps import (
+    ADVICE,
+    SampleStep,
+    crossing_widths,
+    group_inputs,
+    require_finite,
+    sample_steps,
+    slice_executor,
+    slice_name,
+)
 from quantkit.errors import NumericsError
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program
 from quantkit.program.slices import slices
 from quantkit.runtime.executor import Executor
-from quantkit.runtime.step import StepInputs
-
-BLOCK = 16
-"""Positions of one cache block."""
-STEP_TOKENS = 2048
-"""Tokens that pass a layer together; a longer sample is a step of its own."""
 
 Progress = Callable[[int, int, str], object]
 """Called with (done, total, what)."""
@@ -44,10 +49,12 @@ class Statistics:
     kv_absmax: dict[str, Tensor]
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file."""
+        """Write a safetensors file, whole or not at all."""
         tensors = {f"input_sq/{name}": value for name, value in self.input_sq.items()}
         tensors |= {f"kv_absmax/{name}": value for name, value in self.kv_absmax.items()}
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+        part = path.with_name(f".part-{path.name}")
+        save_file({name: value.contiguous() for name, value in tensors.items()}, part)
+        part.replace(path)
 
     @staticmethod
     def load(path: Path) -> Statistics:
@@ -66,7 +73,7 @@ def collect(
     calibration: CalibrationSet,
     progress: Progress = lambda done, total, what: None,
     *,
-    spill: Path | None = None,
+    work: Path | None = None,
 ) -> Statistics:
     """Run the fused, unquantized `program` of `source` over the samples and measure.
 
@@ -75,96 +82,86 @@ def collect(
         program: with its cache in a float format.
         calibration: what to run.
         progress: called before each slice of the program.
-        spill: a folder for the boundaries' activations (tokens x hidden size x 4 bytes each, two or three of them at
-            a time); in memory when None.
+        work: a folder for the boundaries' activations (tokens x hidden size x 4 bytes each, two or three of them at
+            a time) and each slice's figures; what a run over the same inputs left there is gone on from. In memory
+            when None.
 
     Raises NumericsError naming layer and sample when an activation, key or value is NaN or Inf.
     """
-    steps = list(_steps(calibration.samples))
-    weights = SourceWeights(source)
-    sums = _InputSquares()
-    kv_absmax: dict[str, Tensor] = {}
+    steps = sample_steps(calibration.samples)
     pieces = slices(program)
+    measured: list[Statistics] = []
     before = Boundary({}, calibration.tokens, None)
-    for index, piece in enumerate(pieces):
-        layer = index - 1 if 0 < index < len(pieces) - 1 else None
-        what = f"layer {layer}" if layer is not None else ("embedding" if index == 0 else "head")
+    first = _whole_slices(work, pieces, calibration.tokens)
+    if work is not None and first:
+        measured = [Statistics.load(_figures(work, index)) for index in range(first)]
+        last = Boundary.reopen(crossing_widths(pieces[first - 1]), calibration.tokens, _spilled(work, first - 1))
+        before = last if last is not None else before
+    for index in range(first, len(pieces)):
+        what = slice_name(index, len(pieces))
         progress(index, len(pieces), what)
-        read = _group_inputs(piece)
-        executor = Executor(
-            piece.with_(outputs=tuple(dict.fromkeys((*piece.outputs, *read.values())))),
-            weights,
-            max_tokens=max(step.tokens for step in steps),
-            max_seqs=max(len(step.samples) for step in steps),
-            max_rows=1,
-            num_blocks=max(step.blocks for step in steps),
-            max_model_len=max(len(sample.ids) for sample in calibration.samples),
-            block_size=BLOCK,
-        )
-        after = Boundary(_widths(piece), calibration.tokens, spill)
-        for step in steps:
-            made = executor.run_slice(step.inputs(), before.get(step.start, step.start + step.tokens))
-            for name in (*_widths(piece), *read.values()):
-                _require_finite(made[name], step, what)
-            for group, name in read.items():
-                sums.add(group, made[name])
-            after.put(step.start, {name: made[name] for name in _widths(piece)})
-            if layer is not None:
-                _observe_cache(executor, layer, kv_absmax, step, what)
+        after = Boundary(crossing_widths(pieces[index]), calibration.tokens, work and _spilled(work, index))
+        layer = index - 1 if what.startswith("layer") else None
+        found = _measure(pieces[index], SourceWeights(source), steps, before, after, layer, what)
+        measured.append(found)
+        if work is not None:
+            after.finish()
+            found.save(_figures(work, index))
         before.close()
         before = after
     before.close()
     progress(len(pieces), len(pieces), "done")
+    return Statistics(
+        {name: value for one in measured for name, value in one.input_sq.items()},
+        {name: value for one in measured for name, value in one.kv_absmax.items()},
+    )
+
+
+def _measure(
+    piece: Program,
+    weights: SourceWeights,
+    steps: list[SampleStep],
+    before: Boundary,
+    after: Boundary,
+    layer: int | None,
+    what: str,
+) -> Statistics:
+    """Every step through one slice: from the boundary before it to the one after."""
+    read, widths = group_inputs(piece), crossing_widths(piece)
+    executor = slice_executor(piece.with_(outputs=_once(*piece.outputs, *read.values())), weights, steps)
+    sums, kv_absmax = _InputSquares(), dict[str, Tensor]()
+    for step in steps:
+        made = executor.run_slice(step.inputs(), before.get(step.start, step.start + step.tokens))
+        for name in _once(*widths, *read.values()):
+            require_finite(made[name], step, what)
+        for group, name in read.items():
+            sums.add(group, made[name])
+        after.put(step.start, {name: made[name] for name in widths})
+        if layer is not None:
+            _observe_cache(executor, layer, kv_absmax, step, what)
     return Statistics(sums.mean(), kv_absmax)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Whole samples that pass a layer together: tokens `[start, start + tokens)` of the calibration set."""
-
-    samples: tuple[Sample, ...]
-    start: int
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(sample.ids) for sample in self.samples)
-
-    @property
-    def blocks(self) -> int:
-        return sum(-(-len(sample.ids) // BLOCK) for sample in self.samples)
-
-    def inputs(self) -> StepInputs:
-        tables: list[list[int]] = []
-        taken = 0
-        for sample in self.samples:
-            count = -(-len(sample.ids) // BLOCK)
-            tables.append(list(range(taken, taken + count)))
-            taken += count
-        return StepInputs.of_sequences(
-            [list(sample.ids) for sample in self.samples], tables, block_size=BLOCK, logits="none"
-        )
+def _whole_slices(work: Path | None, pieces: list[Program], tokens: int) -> int:
+    """How many slices an earlier run finished: figures of each, and the boundary after the last."""
+    if work is None:
+        return 0
+    count = next((i for i in range(len(pieces)) if not _figures(work, i).is_file()), len(pieces))
+    while count and Boundary.reopen(crossing_widths(pieces[count - 1]), tokens, _spilled(work, count - 1)) is None:
+        count -= 1
+    return count
 
 
-def _steps(samples: Sequence[Sample]) -> Iterator[_Step]:
-    held: list[Sample] = []
-    start = filled = 0
-    for sample in samples:
-        if held and filled + len(sample.ids) > STEP_TOKENS:
-            yield _Step(tuple(held), start)
-            start, filled, held = start + filled, 0, []
-        held.append(sample)
-        filled += len(sample.ids)
-    yield _Step(tuple(held), start)
+def _figures(work: Path, index: int) -> Path:
+    return work / f"slice-{index:05d}.safetensors"
 
 
-def _group_inputs(piece: Program) -> dict[str, str]:
-    """Fused group -> the value its matrix reads."""
-    found: dict[str, str] = {}
-    for node in piece.nodes:
-        name = node.weights.get("weight")
-        if name is not None and piece.weights[name].kind == "matrix":
-            found[piece.weights[name].group or name] = node.inputs[0]
-    return found
+def _spilled(work: Path, index: int) -> Path:
+    return work / f"boundary-{index:05d}.f32"
+
+
+def _once(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 class _InputSquares:
@@ -182,39 +179,12 @@ class _InputSquares:
         return {group: (total / self._counts[group]).float() for group, total in self._sums.items()}
 
 
-def _widths(piece: Program) -> dict[str, int]:
-    """Width of each activation that crosses into the next slice; logits do not."""
-    shapes = {name: piece.values[name].shape for name in piece.outputs}
-    return {name: int(shape[1]) for name, shape in shapes.items() if shape[:1] == ("T",)}
-
-
-def _observe_cache(executor: Executor, layer: int, absmax: dict[str, Tensor], step: _Step, what: str) -> None:
+def _observe_cache(executor: Executor, layer: int, absmax: dict[str, Tensor], step: SampleStep, what: str) -> None:
     """Fold one step's keys and values into the maxima, and leave the cache zeroed for the next."""
     for side, cache in zip("kv", executor.cache(layer), strict=True):
         greatest = cache.abs().amax(dim=(0, 2)).float()
         if not bool(torch.isfinite(greatest).all()):
-            raise NumericsError("a key or value is NaN or Inf", where=f"{what}, {_names(step)}", next=_NEXT)
+            raise NumericsError("a key or value is NaN or Inf", where=f"{what}, {step.names}", next=ADVICE)
         known = absmax.get(f"layers.{layer}.{side}")
         absmax[f"layers.{layer}.{side}"] = greatest if known is None else torch.maximum(known, greatest)
     executor.clear_cache()
-
-
-_NEXT = "The source overflows its type on this text: drop the sample, or give a BF16 or FP32 source"
-
-
-def _require_finite(value: Tensor, step: _Step, what: str) -> None:
-    """NumericsError naming the first sample whose tokens `[T, n]` hold NaN or Inf."""
-    rows = torch.isfinite(value).all(dim=1)
-    if bool(rows.all()):
-        return
-    bad = int((~rows).nonzero()[0, 0])
-    for sample in step.samples:
-        if bad < len(sample.ids):
-            raise NumericsError(
-                f"an activation of token {bad} is NaN or Inf", where=f"{what}, sample {sample.name}", next=_NEXT
-            )
-        bad -= len(sample.ids)
-
-
-def _names(step: _Step) -> str:
-    return "one of samples " + ", ".join(sample.name for sample in step.samples)

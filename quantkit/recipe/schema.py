@@ -73,6 +73,19 @@ class Override(Section):
     scheme: AnyScheme
 
 
+class GptqSection(Section):
+    """How GPTQ compensates rounding errors."""
+
+    damping: float = Field(
+        default=0.01,
+        gt=0.0,
+        le=1.0,
+        description="Share of the mean Hessian diagonal added to it; ten times as much after a failed factorisation.",
+    )
+    block: int = Field(default=128, ge=1, le=4096, description="Input channels between two updates of all later ones.")
+    act_order: bool = Field(default=True, description="Round the channels of the largest inputs first.")
+
+
 class QuantizationSection(Section):
     """How the decoder layers' matrices are stored."""
 
@@ -93,6 +106,12 @@ class QuantizationSection(Section):
         description="Pinned groups. The default keeps attention output projections in 16 bits; a list given here "
         "replaces it. Norms, biases and the embedding are always stored in the source's type.",
     )
+    method: Literal["gptq", "rtn"] = Field(
+        default="gptq",
+        description="gptq: each column's rounding error is made up for by later ones, on the calibration samples, "
+        "layer after quantized layer; rtn: round to nearest.",
+    )
+    gptq: GptqSection = Field(default=GptqSection())
     scale_search: Literal["mse", "minmax"] = Field(
         default="mse", description="mse: shrink each scale to the least weighted error; minmax: cover the range."
     )

@@ -104,11 +104,12 @@ def test_what_a_killed_calibration_left_does_not_stay(recipe: Path, tmp_path: Pa
     context = open_context(load_recipe(recipe))
     (tmp_path / "import" / TOKENIZER).mkdir(parents=True)
     context.source.write_tokenizer(tmp_path / "import" / TOKENIZER)
-    left = tmp_path / "calibrate" / "spill" / "states.bin"
+    left = tmp_path / "calibrate" / "work" / ".part-boundary-00000.f32"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     CALIBRATE.run(context, {"import": tmp_path / "import"}, tmp_path / "calibrate", Silent())
-    assert [path.name for path in (tmp_path / "calibrate").iterdir()] == ["statistics.safetensors"]
+    assert not (tmp_path / "calibrate" / "work").exists()
+    assert (tmp_path / "calibrate" / "statistics.safetensors").is_file()
 
 
 def test_a_config_that_readers_would_refuse_is_refused_before_any_weight_is_read(recipe: Path) -> None:

@@ -74,7 +74,7 @@ def test_statistics_are_those_of_transformers(tmp_path, family):
 def test_statistics_do_not_depend_on_how_samples_share_a_step(tmp_path, monkeypatch):
     folder = make_checkpoint(tmp_path, "llama")
     together = _collect(folder)
-    monkeypatch.setattr("quantkit.calibration.statistics.STEP_TOKENS", 1)
+    monkeypatch.setattr("quantkit.calibration.steps.STEP_TOKENS", 1)
     alone = _collect(folder)
     for name in together.input_sq:
         torch.testing.assert_close(together.input_sq[name], alone.input_sq[name], rtol=1e-5, atol=1e-6)
@@ -82,13 +82,36 @@ def test_statistics_do_not_depend_on_how_samples_share_a_step(tmp_path, monkeypa
         torch.testing.assert_close(together.kv_absmax[name], alone.kv_absmax[name], rtol=1e-5, atol=1e-6)
 
 
-def test_spilled_boundaries_give_the_same_numbers_and_leave_no_file(tmp_path):
+def test_spilled_boundaries_give_the_same_numbers(tmp_path):
     folder = make_checkpoint(tmp_path / "model", "llama")
-    (tmp_path / "spill").mkdir()
-    spilled, held = _collect(folder, spill=tmp_path / "spill"), _collect(folder)
+    (tmp_path / "work").mkdir()
+    spilled, held = _collect(folder, work=tmp_path / "work"), _collect(folder)
     assert all(torch.equal(spilled.input_sq[name], held.input_sq[name]) for name in held.input_sq)
     assert all(torch.equal(spilled.kv_absmax[name], held.kv_absmax[name]) for name in held.kv_absmax)
-    assert list((tmp_path / "spill").iterdir()) == []
+    assert not list((tmp_path / "work").glob("*.f32"))
+
+
+class _Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_before", [1, 2, 3])
+def test_a_stopped_calibration_goes_on_from_the_last_whole_layer(tmp_path, stop_before):
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    (tmp_path / "work").mkdir()
+    seen: list[int] = []
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == stop_before:
+            raise _Stopped
+
+    with pytest.raises(_Stopped):
+        _collect(folder, work=tmp_path / "work", progress=stop)
+    resumed = _collect(folder, work=tmp_path / "work", progress=lambda done, total, what: seen.append(done))
+    whole = _collect(folder)
+    assert seen[0] == stop_before
+    assert all(torch.equal(resumed.input_sq[name], whole.input_sq[name]) for name in whole.input_sq)
+    assert all(torch.equal(resumed.kv_absmax[name], whole.kv_absmax[name]) for name in whole.kv_absmax)
 
 
 def test_statistics_survive_a_file(tmp_path):

@@ -18,7 +18,7 @@ from quantkit.calibration.vocabulary import require_known
 from quantkit.runtime.text import ChatText
 
 _FILE = "statistics.safetensors"
-_SPILL = "spill"
+_WORK = "work"
 
 
 def statistics(folder: Path) -> Statistics:
@@ -51,13 +51,11 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
     )
     require_known((s.ids for s in samples.samples), context.program.vocab_size, context.source.location)
     write_samples(samples, folder)
-    shutil.rmtree(folder / _SPILL, ignore_errors=True)  # a killed run's
-    (folder / _SPILL).mkdir()
-    try:
-        measured = collect(context.source, context.program, samples, progress.step, spill=folder / _SPILL)
-    finally:
-        shutil.rmtree(folder / _SPILL, ignore_errors=True)
+    work = folder / _WORK
+    work.mkdir(exist_ok=True)  # what a killed run left there is gone on from
+    measured = collect(context.source, context.program, samples, progress.step, work=work)
     measured.save(folder / _FILE)
+    shutil.rmtree(work)
     return {
         "samples": len(samples.samples),
         "tokens": samples.tokens,
