@@ -30,22 +30,8 @@ from quantkit_kernels.ops import (
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory
 
-Call = Callable[["Step"], tuple[Tensor, ...]]
-
-
-class Step:
-    """The live part of memory for one step: values by name, already cut to the step's counts."""
-
-    def __init__(self, program: Program, memory: Memory, tokens: int, sequences: int, rows: int) -> None:
-        sizes = {"T": tokens, "B": sequences, "B+1": sequences + 1, "R": rows}
-        self.values: dict[str, Tensor] = {}
-        for name in program.inputs:
-            tensor = memory.inputs.get(name)
-            tensor = memory.activations[name] if tensor is None else tensor
-            self.values[name] = tensor[: sizes[str(program.values[name].shape[0])]]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.values[name]
+Call = Callable[[dict[str, Tensor]], tuple[Tensor, ...]]
+"""A bound node: values of a step by name, cut to the step's counts -> its outputs."""
 
 
 class ReferenceBackend:
@@ -64,12 +50,22 @@ class ReferenceBackend:
 
     def run(self, tokens: int, sequences: int, rows: int) -> None:
         """One step; outputs are copied where the executor looks for them."""
-        step = Step(self._program, self._memory, tokens, sequences, rows)
+        program, memory = self._program, self._memory
+        sizes = {"T": tokens, "B": sequences, "B+1": sequences + 1, "R": rows}
+        values: dict[str, Tensor] = {}
+        for name in program.inputs:
+            tensor = memory.inputs.get(name)
+            tensor = memory.activations[name] if tensor is None else tensor
+            values[name] = tensor[: sizes[str(program.values[name].shape[0])]]
         with torch.no_grad():
-            for node, call in self._calls:
-                step.values.update(zip(node.outputs, call(step), strict=False))
-        for name in self._program.outputs:
-            self._memory.activations[name][: step[name].shape[0]] = step[name]
+            self.compute(values)
+        for name in program.outputs:
+            memory.activations[name][: values[name].shape[0]] = values[name]
+
+    def compute(self, values: dict[str, Tensor]) -> None:
+        """Add every node's outputs to `values`, which holds the program's inputs; gradients flow where enabled."""
+        for node, call in self._calls:
+            values.update(zip(node.outputs, call(values), strict=False))
 
     def _bind(self, node: Node) -> Call:
         """The node as a function of a step. States are no tensors: an op's last output is left out when it is one."""
@@ -112,7 +108,7 @@ class ReferenceBackend:
             case "kv_write":
                 dim = program.kv[layer].head_dim
 
-                def write(s: Step) -> tuple[Tensor, ...]:
+                def write(s: dict[str, Tensor]) -> tuple[Tensor, ...]:
                     kv_write.reference(heads(s[i[0]], dim), heads(s[i[1]], dim), s[i[2]], *cache())
                     return ()
 

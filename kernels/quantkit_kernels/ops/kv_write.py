@@ -26,6 +26,8 @@ def reference(
 ) -> None:
     """Store token t at slot `slot_mapping[t]` (block · block_size + offset), in place; slot -1 is skipped.
 
+    Gradients flow from a float cache to k and v: give a fresh cache to every graph.
+
     k, v: float32 `[T, Hkv, D]`; caches: `[num_blocks, Hkv, block_size, D]`, int8, float16, bfloat16 or float32;
     scales: float32 `[Hkv, D]` for int8 (stored = clamp(round_half_even(x / scale), -127, 127)), else None.
     """
@@ -33,6 +35,5 @@ def reference(
     live = slot_mapping >= 0
     slots = slot_mapping[live].long()
     block, offset = slots // block_size, slots % block_size
-    with torch.no_grad():
-        k_cache[block, :, offset] = _stored(k[live].detach(), k_scale, k_cache.dtype)
-        v_cache[block, :, offset] = _stored(v[live].detach(), v_scale, v_cache.dtype)
+    k_cache[block, :, offset] = _stored(k[live], k_scale, k_cache.dtype)
+    v_cache[block, :, offset] = _stored(v[live], v_scale, v_cache.dtype)
