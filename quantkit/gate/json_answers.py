@@ -1,0 +1,114 @@
+"""JSON inside an answer: found, parsed strictly, compared. Nothing here raises on what a model wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+import referencing
+import referencing.exceptions
+
+ATTEMPTS = 64
+"""Brackets of an answer from which a value is tried to be read."""
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A JSON value that an answer holds."""
+
+    value: Any
+
+
+def find_json(answer: str) -> Found | None:
+    """The first JSON value of `answer`: of the first code fence that holds one, else of the text.
+
+    The whole text may be any value; inside prose only objects and arrays count. NaN and Infinity are no JSON.
+    """
+    for text in (*_FENCE.findall(answer), answer):
+        found = _first(text)
+        if found is not None:
+            return found
+    return None
+
+
+def satisfies(value: Any, schema: Any) -> bool:
+    """Whether `value` is valid by a JSON Schema (2020-12); nothing is fetched for its references."""
+    try:
+        return bool(_validator(schema).is_valid(value))
+    except (RecursionError, referencing.exceptions.Unresolvable):
+        return False
+
+
+def schema_error(schema: Any) -> str:
+    """What is wrong with a schema; empty when nothing."""
+    try:
+        jsonschema.Draft202012Validator.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return f"the schema is not valid: {error.message}"[:160]
+    return ""
+
+
+def pointer(value: Any, place: str) -> tuple[bool, Any]:
+    """Whether something stands at the JSON Pointer `place` (RFC 6901), and what."""
+    for step in place.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isascii() and key.isdecimal() and len(key) < 9 and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return False, None
+    return True, value
+
+
+def equals(found: Any, wanted: Any) -> bool:
+    """Equal by value: numbers as numbers, text trimmed and in one case, lists and objects part by part."""
+    if isinstance(wanted, bool) or wanted is None or isinstance(found, bool):
+        return found is wanted
+    if isinstance(wanted, int | float):
+        return isinstance(found, int | float) and abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted))
+    if isinstance(wanted, str):
+        return isinstance(found, str) and found.strip().casefold() == wanted.strip().casefold()
+    if isinstance(wanted, list):
+        return isinstance(found, list) and len(found) == len(wanted) and all(map(equals, found, wanted))
+    return (
+        isinstance(found, dict)
+        and found.keys() == wanted.keys()
+        and all(equals(found[key], wanted[key]) for key in wanted)
+    )
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
+def _first(text: str) -> Found | None:
+    whole = text.strip()
+    found = _decode(whole, 0, whole=True)
+    if found is not None:
+        return found
+    starts = (match.start() for match in re.finditer(r"[{\[]", whole))
+    for _, start in zip(range(ATTEMPTS), starts, strict=False):
+        found = _decode(whole, start)
+        if found is not None:
+            return found
+    return None
+
+
+def _decode(text: str, start: int, *, whole: bool = False) -> Found | None:
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return None if whole and end != len(text) else Found(value)
+
+
+def _validator(schema: Any) -> Any:
+    return jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
