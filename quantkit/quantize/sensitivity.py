@@ -1,14 +1,55 @@
-"""How much a group's output suffers from its quantized weight, before any gradient is known."""
+"""What a group's quantized weight does to the model: to its loss where gradients are known, else to its own output."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from quantkit.formats.matrix import QuantizedMatrix
+from quantkit.quantize.gradients import Tap
 
 CHUNK = 1 << 22
 """Weights compared at a time."""
+
+
+def weight_error(weight: Tensor, quantized: QuantizedMatrix) -> Tensor:
+    """Quantized minus original, float32 `[N, K]`."""
+    return quantized.dequantize().sub_(weight.float())
+
+
+def loss_changes(tap: Tap, error: Tensor) -> Tensor:
+    """First-order change of the loss through each token's output, float64 `[T]`: ∂L/∂y_t · (ΔW x_t).
+
+    Args:
+        tap: the group's inputs `[T, K]` and output gradients `[T, N]`.
+        error: ΔW, float32 `[N, K]`.
+    """
+    rows = max(1, CHUNK // max(error.shape))
+    parts = [
+        (tap.inputs[start : start + rows] @ error.t()).mul_(tap.gradients[start : start + rows]).sum(1)
+        for start in range(0, len(tap.inputs), rows)
+    ]
+    return torch.cat(parts).double()
+
+
+def kl_by_token(changes: Tensor) -> float:
+    """Predicted mean KL divergence in nats: ½ Σ_t (∂L/∂y_t · Δy_t)² / T, from `loss_changes` `[T]`.
+
+    With labels drawn from the model itself, E[(∂L/∂y · Δy)²] is Δyᵀ F Δy, twice the KL to second order; taking tokens
+    apart leaves out how errors of different tokens add up.
+    """
+    return 0.5 * float(changes.square().mean())
+
+
+def kl_by_sample(changes: Tensor, lengths: Sequence[int]) -> float:
+    """Predicted mean KL divergence in nats: ½ Σ_s (Σ_{t in s} ∂L/∂y_t · Δy_t)² / T, samples of `lengths` tokens.
+
+    Counts how errors of a sample's tokens add up; one square a sample, so much noisier than `kl_by_token`.
+    """
+    sums = torch.stack([part.sum() for part in changes.split(list(lengths))])
+    return 0.5 * float(sums.square().sum()) / len(changes)
 
 
 def weight_sensitivity(weight: Tensor, quantized: QuantizedMatrix, input_sq: Tensor) -> float:
@@ -25,6 +66,5 @@ def weight_sensitivity(weight: Tensor, quantized: QuantizedMatrix, input_sq: Ten
     rows = max(1, CHUNK // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
         stop = min(start + rows, weight.shape[0])
-        delta = quantized.rows(start, stop).dequantize().sub_(weight[start:stop].float())
-        total += delta.square_().sum(0)
+        total += weight_error(weight[start:stop], quantized.rows(start, stop)).square_().sum(0)
     return float((total * input_sq.double()).sum())
