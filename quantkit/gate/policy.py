@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quantkit.errors import RecipeError
-from quantkit.recipe.yaml_source import YamlSource, read_yaml
 from quantkit.resources import resource
 from quantkit.userpath import user_path
+from quantkit.yaml_source import YamlSource, read_yaml
 
 Metric = Literal["mean_kl", "p99_kl", "same_top1", "lost_top1", "ppl_ratio"]
 Rung = Literal["RTN-INT4"]

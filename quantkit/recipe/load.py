@@ -13,9 +13,9 @@ from pydantic import BaseModel, ValidationError
 
 from quantkit.errors import RecipeError
 from quantkit.recipe.schema import SCHEMA_VERSION, Recipe, nearest
-from quantkit.recipe.yaml_source import Loc, YamlSource, parse_yaml, read_yaml
 from quantkit.resources import resource
 from quantkit.userpath import user_path
+from quantkit.yaml_source import Loc, YamlSource, parse_yaml, read_yaml
 
 _BUILTIN = "builtin:"
 _SHOWN = 120

@@ -42,7 +42,7 @@ MISTAKES = [
     (GOOD + "calibration:\n  max_samples: 0\n", "5: calibration.max_samples must be at least 1, not 0"),
     (GOOD + "name: a/b\n", "4: name must be letters, digits"),
     (GOOD + "gate:\n  review:\n    waive: x\n", "6: gate.review.waive must be at least 8 characters long"),
-    (GOOD + "a: &x 1\nb: *x\n", "4: anchors and aliases are not part of a recipe"),
+    (GOOD + "a: &x 1\nb: *x\n", "4: anchors and aliases are not read here"),
     (GOOD + "name: [\n", "not valid YAML"),
     (GOOD + "name: !!python/name:os.system x\n", "4: not valid YAML: could not determine a constructor"),
     (GOOD + "? [a]\n: 1\n", "4: a key must be a plain word"),

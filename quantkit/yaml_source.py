@@ -30,8 +30,8 @@ class YamlSource:
         return self.places.get(loc, "")
 
 
-def read_yaml(path: Path) -> YamlSource:
-    """Parse one YAML file of mappings, lists and scalars.
+def read_yaml(path: Path, kind: str = "recipe", make: str = "quantkit init") -> YamlSource:
+    """Parse one YAML (or JSON) file of mappings, lists and scalars; messages call it a `kind`, written by `make`.
 
     Raises RecipeError (`file:line`) on a file that cannot be read, on YAML that does not parse, on duplicate keys,
     keys that are not words, anchors and aliases, nesting beyond 32 levels, more than 1 MiB.
@@ -41,15 +41,15 @@ def read_yaml(path: Path) -> YamlSource:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8")
     except FileNotFoundError:
-        raise RecipeError("no such recipe", where=str(path), next="`quantkit init` writes one") from None
+        raise RecipeError(f"no such {kind}", where=str(path), next=f"`{make}` writes one") from None
     except IsADirectoryError:
-        raise RecipeError("is a folder, not a recipe file", where=str(path)) from None
+        raise RecipeError(f"is a folder, not a {kind} file", where=str(path)) from None
     except UnicodeDecodeError as error:
         raise RecipeError(f"not UTF-8 text (byte {error.start})", where=str(path)) from None
     except OSError as error:
         raise RecipeError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if len(content) > _MOST_BYTES:
-        raise RecipeError(f"is no recipe: it has more than {_MOST_BYTES >> 20} MiB", where=str(path))
+        raise RecipeError(f"is no {kind}: it has more than {_MOST_BYTES >> 20} MiB", where=str(path))
     return parse_yaml(text, str(path))
 
 
@@ -76,7 +76,7 @@ def _refuse_tricks(text: str, name: str) -> None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else 1
         if getattr(event, "anchor", None) is not None:
-            raise RecipeError("anchors and aliases are not part of a recipe", where=f"{name}:{line}")
+            raise RecipeError("anchors and aliases are not read here", where=f"{name}:{line}")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MOST_DEPTH:
             raise RecipeError(f"nested deeper than {_MOST_DEPTH} levels", where=f"{name}:{line}")
