@@ -34,9 +34,20 @@ def can_run(program: Program) -> tuple[bool, str]:
 
 
 class CpuBackend:
-    """Packs each weight once as it is loaded, then holds one CallList over the executor's memory."""
+    """Packs each weight once as it is loaded, then holds one CallList over the executor's memory.
 
-    def __init__(self, program: Program, weights: WeightProvider, memory: Memory, threads: int | None) -> None:
+    `spill`: where packed matrices and tables go; huge pages of this process when None.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: WeightProvider,
+        memory: Memory,
+        threads: int | None,
+        spill: cpu.Spill | None = None,
+    ) -> None:
+        self._spill = spill
         self.name = f"cpu:{instruction_set()}"
         self._program, self._memory, self._source = program, memory, weights
         self._matrices: dict[str, cpu.PackedMatrix] = {}
@@ -53,7 +64,8 @@ class CpuBackend:
 
     def _matrix(self, name: str) -> cpu.PackedMatrix:
         if name not in self._matrices:
-            self._matrices[name] = _pack(self._program.weights[name], self._source)
+            allocate = cpu.streamed_tensor if self._spill is None else self._spill.tensor
+            self._matrices[name] = _pack(self._program.weights[name], self._source, allocate)
         return self._matrices[name]
 
     def _optional(self, name: str | None) -> Tensor | None:
@@ -64,7 +76,8 @@ class CpuBackend:
             loaded = self._source.load(self._program.weights[name])
             if isinstance(loaded, QuantizedMatrix):
                 raise TypeError(f"{name} is no plain tensor")
-            self._tensors[name] = loaded.contiguous()
+            spilled = self._spill is not None and self._program.weights[name].kind == "table"
+            self._tensors[name] = cpu.placed(loaded, self._spill.tensor) if spilled else loaded.contiguous()
         return self._tensors[name]
 
     def _lower(self, node: Node) -> None:
@@ -123,9 +136,11 @@ def _maybe(value: Attr) -> float | None:
     return None if value is None else _number(value)
 
 
-def _pack(weight: Weight, source: WeightProvider) -> cpu.PackedMatrix:
+def _pack(weight: Weight, source: WeightProvider, allocate: cpu.Allocate) -> cpu.PackedMatrix:
     """Load, repack, and let the loaded form go."""
     loaded = source.load(weight)
     if isinstance(loaded, QuantizedMatrix):
-        return cpu.pack_matrix(loaded.codes, bits=loaded.scheme.bits, scale=loaded.scale, zero=loaded.zero)
-    return cpu.pack_matrix(loaded.contiguous(), bits=32 if loaded.dtype == torch.float32 else 16)
+        return cpu.pack_matrix(
+            loaded.codes, bits=loaded.scheme.bits, scale=loaded.scale, zero=loaded.zero, allocate=allocate
+        )
+    return cpu.pack_matrix(loaded.contiguous(), bits=32 if loaded.dtype == torch.float32 else 16, allocate=allocate)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from quantkit.program.ir import Program
 from quantkit.program.passes import buffer_widths, plan_buffers
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels import cpu
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,8 @@ class Executor:
         max_model_len: longest sequence; decides rope tables and the block table's width.
         threads: of the native backend; default: the cores this process may use.
         backend: `auto`, `cpu` (native) or `reference` (torch).
+        spill: a folder on disk; packed weights and the cache then lie in a nameless file there, mapped, and do not
+            count as anonymous memory. For whole models that are run once; reading them is slower. Native backend only.
     """
 
     def __init__(
@@ -93,18 +97,20 @@ class Executor:
         block_size: int = 16,
         threads: int | None = None,
         backend: str = "auto",
+        spill: Path | None = None,
     ) -> None:
         if not any(value.buffer is not None for value in program.values.values()):
             program = plan_buffers(program)
         self.program = program
         rows = max_tokens if max_rows is None else max_rows
         self.capacity = Capacity(max_tokens, max_seqs, rows, num_blocks, block_size, max_model_len)
-        self._memory = _allocate(program, self.capacity)
+        room = None if spill is None else cpu.Spill(spill)
+        self._memory = _allocate(program, self.capacity, room)
         self._arrays = {name: tensor.numpy() for name, tensor in self._memory.inputs.items()}
         self._logits: NDArray[np.float32] | None = (
             self._memory.activations["logits"].numpy() if "logits" in self._memory.activations else None
         )
-        self._backend = _bind(program, weights, self._memory, backend, threads)
+        self._backend = _bind(program, weights, self._memory, backend, threads, room)
 
     @property
     def backend_name(self) -> str:
@@ -170,7 +176,7 @@ class Executor:
         return tokens, sequences, rows
 
 
-def _allocate(program: Program, capacity: Capacity) -> Memory:
+def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> Memory:
     cap = capacity
     sizes = {"T": cap.max_tokens, "B": cap.max_seqs, "B+1": cap.max_seqs + 1, "M": cap.blocks_per_seq}
     sizes["R"] = cap.max_rows
@@ -190,15 +196,22 @@ def _allocate(program: Program, capacity: Capacity) -> Memory:
     for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
-            side[layer] = torch.zeros(
-                (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim), dtype=KV_DTYPES[kv.format]
-            )
+            shape = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
+            dtype = KV_DTYPES[kv.format]
+            side[layer] = torch.zeros(shape, dtype=dtype) if spill is None else spill.tensor(*shape, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
 
 
-def _bind(program: Program, weights: WeightProvider, memory: Memory, backend: str, threads: int | None) -> Backend:
+def _bind(
+    program: Program,
+    weights: WeightProvider,
+    memory: Memory,
+    backend: str,
+    threads: int | None,
+    spill: cpu.Spill | None,
+) -> Backend:
     if backend not in ("auto", "cpu", "reference"):
         raise PreflightError(f"unknown backend {backend!r}", next="Known: auto, cpu, reference")
     if backend != "reference":
@@ -206,7 +219,7 @@ def _bind(program: Program, weights: WeightProvider, memory: Memory, backend: st
 
         usable, reason = backend_cpu.can_run(program)
         if usable:
-            return backend_cpu.CpuBackend(program, weights, memory, threads)
+            return backend_cpu.CpuBackend(program, weights, memory, threads, spill)
         if backend == "cpu":
             raise PreflightError(f"the native CPU backend cannot run this program: {reason}")
         log.warning("running on the torch reference, many times slower: %s", reason)

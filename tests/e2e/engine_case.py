@@ -28,7 +28,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 def make_executor(
     folder: Path, *, family: str = "llama", num_blocks: int = 401, max_tokens: int = 1024, length: int = 1024,
-    threads: int | None = None, backend: str = "cpu",
+    threads: int | None = None, backend: str = "cpu", spill: Path | None = None,
 ) -> Executor:  # fmt: skip
     """An executor of a tiny random model: every group by another scheme, INT8 head, INT8 cache."""
     checkpoint = make_checkpoint(folder, family, dtype="float16", max_position_embeddings=length)
@@ -42,7 +42,7 @@ def make_executor(
     weights = RtnWeights(source, kv_scales=scales)
     return Executor(
         lowered, weights, max_tokens=max_tokens, max_seqs=16, max_rows=16, num_blocks=num_blocks,
-        max_model_len=length, threads=threads, backend=backend,
+        max_model_len=length, threads=threads, backend=backend, spill=spill,
     )  # fmt: skip
 
 

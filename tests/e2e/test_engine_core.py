@@ -308,3 +308,11 @@ def test_counters_and_times_reconcile(executor):
             times = parcel[-1].times
             assert times.arrived <= times.admitted <= times.first_token <= times.finished
     reconciles(core)
+
+
+def test_a_spilled_model_generates_the_same(executor, tmp_path):
+    (tmp_path / "spill").mkdir()
+    spilled = make_executor(tmp_path / "model", spill=tmp_path / "spill")
+    asked = prompts(6, seed=9)
+    assert run(make_core(spilled), asked, greedy(24)) == run(make_core(executor), asked, greedy(24))
+    assert spilled.weight_bytes == executor.weight_bytes

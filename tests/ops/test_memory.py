@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,3 +43,31 @@ def test_memory_goes_with_its_last_tensor() -> None:
     del part
     gc.collect()
     assert resident() - before < 50 << 20
+
+
+def resident(kind: str) -> int:
+    """Bytes this process holds: `RssAnon` or `RssFile`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
+
+
+def test_a_spill_is_zeroed_aligned_and_no_anonymous_memory(tmp_path: Path) -> None:
+    spill = cpu.Spill(tmp_path)
+    before = resident("RssAnon")
+    tensors = [spill.tensor(3000, 4001, dtype=torch.int32) for _ in range(4)]
+    assert all(t.shape == (3000, 4001) and t.data_ptr() % 64 == 0 and not t.any() for t in tensors)
+    for i, tensor in enumerate(tensors):
+        tensor.fill_(i)
+    assert all((tensor == i).all() for i, tensor in enumerate(tensors))
+    assert resident("RssAnon") - before < 64 << 20  # of 183 MiB
+    assert list(tmp_path.iterdir()) == []  # nothing for a kill to leave behind
+    assert spill.tensor(0, 4, dtype=torch.float16).shape == (0, 4)
+
+
+def test_a_spilled_matrix_is_packed_alike(tmp_path: Path) -> None:
+    codes = torch.randint(-8, 8, (70, 128), dtype=torch.int8)
+    scale, zero = torch.rand(70, 2) + 0.1, torch.randint(-8, 8, (70, 2), dtype=torch.int8)
+    plain = cpu.pack_matrix(codes, bits=4, scale=scale, zero=zero)
+    spilled = cpu.pack_matrix(codes, bits=4, scale=scale, zero=zero, allocate=cpu.Spill(tmp_path).tensor)
+    for part in ("data", "scale", "zero"):
+        assert torch.equal(getattr(plain, part), getattr(spilled, part))

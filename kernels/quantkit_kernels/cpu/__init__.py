@@ -5,16 +5,19 @@ A step is a `CallList` over preallocated tensors and packed weights, run by one 
 
 from quantkit_kernels.cpu.calls import CallList
 from quantkit_kernels.cpu.library import available, isa, supported_isas
-from quantkit_kernels.cpu.memory import streamed_tensor
-from quantkit_kernels.cpu.packing import PackedMatrix, pack_matrix
+from quantkit_kernels.cpu.memory import Allocate, Spill, streamed_tensor
+from quantkit_kernels.cpu.packing import PackedMatrix, pack_matrix, placed
 from quantkit_kernels.cpu.threads import usable_threads
 
 __all__ = [
+    "Allocate",
     "CallList",
     "PackedMatrix",
+    "Spill",
     "available",
     "isa",
     "pack_matrix",
+    "placed",
     "streamed_tensor",
     "supported_isas",
     "usable_threads",

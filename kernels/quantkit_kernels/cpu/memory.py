@@ -7,7 +7,11 @@ hardware's prefetcher every 4 KiB; huge pages read two to three times as fast.
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 import threading
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,3 +60,35 @@ def streamed_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
     size = torch.Size(shape)
     nbytes = size.numel() * dtype.itemsize
     return _pool.take(nbytes).view(dtype).view(size) if nbytes else torch.empty(size, dtype=dtype)
+
+
+class Allocate(Protocol):
+    """Where a kernel's large tensors come from: `streamed_tensor`, or a `Spill`'s."""
+
+    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A contiguous, zeroed CPU tensor."""
+        ...
+
+
+class Spill:
+    """Tensors in a file of `folder` that has no name: shared mappings, which the kernel may write out and drop.
+
+    For models that are run once and shall not count as anonymous memory. The disk's blocks are freed with the last
+    tensor, whatever ends the process. OSError when the disk has no room.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(prefix="quantkit-spill-", dir=folder)  # noqa: SIM115 - lives as long as we
+        self._end = 0
+
+    def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """A contiguous CPU tensor of its own, zeroed, in the file."""
+        size = torch.Size(shape)
+        nbytes = size.numel() * dtype.itemsize
+        if not nbytes:
+            return torch.empty(size, dtype=dtype)
+        length = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        os.posix_fallocate(self._file.fileno(), self._end, length)  # a full disk is an error now, not a SIGBUS later
+        region = mmap.mmap(self._file.fileno(), length, flags=mmap.MAP_SHARED, offset=self._end)
+        self._end += length
+        return torch.frombuffer(region, dtype=torch.uint8, count=nbytes).view(dtype).view(size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels.cpu.library import library
-from quantkit_kernels.cpu.memory import streamed_tensor
+from quantkit_kernels.cpu.memory import Allocate, streamed_tensor
 
 PANEL = 32
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
@@ -62,14 +62,25 @@ def _checked_groups(weight: Tensor, bits: int, scale: Tensor | None, zero: Tenso
     return int(scale.shape[1])
 
 
+def placed(tensor: Tensor, allocate: Allocate) -> Tensor:
+    """A contiguous copy of `tensor` where `allocate` puts it."""
+    return allocate(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
 def pack_matrix(
-    weight: Tensor, *, bits: int = 16, scale: Tensor | None = None, zero: Tensor | None = None
+    weight: Tensor,
+    *,
+    bits: int = 16,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    allocate: Allocate = streamed_tensor,
 ) -> PackedMatrix:
     """Pack a weight for `CallList.linear` and `CallList.logits`.
 
     bits 16: weight float32, float16 or bfloat16 `[N, K]`, kept in its own type; bits 32: kept as float32;
     bits 8 or 4: weight int8 codes `[N, K]` (4-bit codes in -8..7), scale float32 `[N, G]`, zero int8 `[N, G]` or None,
-    w = (code - zero) · scale, groups of K / G input channels. Raises ValueError on other shapes or types.
+    w = (code - zero) · scale, groups of K / G input channels. `allocate` says where the result lies. Raises ValueError
+    on other shapes or types.
     """
     if weight.ndim != 2 or 0 in weight.shape:
         raise ValueError(f"a weight is [N, K], not {list(weight.shape)}")
@@ -85,12 +96,12 @@ def pack_matrix(
         raise ValueError(f"weights of {bits} bits are not supported: 4, 8, 16 and 32 are")
     source = weight.detach().contiguous()
     rows, columns = source.shape
-    data = streamed_tensor(library().qk_packed_bytes(code, rows, columns, groups), dtype=torch.uint8)
+    data = allocate(library().qk_packed_bytes(code, rows, columns, groups), dtype=torch.uint8)
     library().qk_pack(code, source.data_ptr(), rows, columns, groups, data.data_ptr())
     return PackedMatrix(
         data=data,
-        scale=None if scale is None else _narrowed(_panels(scale.detach().to(torch.float32))),
-        zero=None if zero is None else _panels(zero.to(torch.int8)),
+        scale=None if scale is None else placed(_narrowed(_panels(scale.detach().to(torch.float32))), allocate),
+        zero=None if zero is None else placed(_panels(zero.to(torch.int8)), allocate),
         dtype=code,
         out_features=rows,
         in_features=columns,
