@@ -6,10 +6,13 @@ key and does not count towards the budget.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from quantkit.build.allocation import read_allocation
 from quantkit.errors import RecipeError
 from quantkit.formats.schemes import SCHEMES, Scheme
 from quantkit.program.ir import Program, Weight
@@ -22,10 +25,17 @@ _NAMES_SHOWN = 4
 
 @dataclass(frozen=True)
 class Decisions:
-    """`allowed[group]`: the schemes it may take, one where it is pinned; in program order. `head`: lm_head's scheme."""
+    """What is open and what it may cost.
+
+    allowed: the schemes each group may take, one where it is pinned; in program order. head: lm_head's scheme.
+    budget_bits: stored bits a weight over the groups, whatever the recipe's budget is given in. source_bits: what an
+    unquantized weight counts: 16, but under a budget of bytes the source's own width.
+    """
 
     allowed: dict[str, tuple[str, ...]]
     head: str
+    budget_bits: float
+    source_bits: int = 16
 
     @property
     def pinned(self) -> dict[str, str]:
@@ -34,20 +44,22 @@ class Decisions:
 
     def least_bits(self, program: Program) -> float:
         """Bits a weight over the decision units when each takes its cheapest scheme."""
-        groups = program.groups()
-        bits = sum(min(group_bits(groups[g], SCHEMES[s]) for s in schemes) for g, schemes in self.allowed.items())
-        return bits / sum(_weights(groups[g]) for g in self.allowed)
+        return _least_bits(self.allowed, program.groups(), self.source_bits)
 
 
 def decide(loaded: LoadedRecipe, program: Program) -> Decisions:
     """The schemes allowed for each group of the fused program.
 
     RecipeError (with the recipe's line): an override that matches no group, a group size that does not divide a
-    group's input channels (layers and sizes that do are named), a budget below the least feasible value.
+    group's input channels (layers and sizes that do are named), a budget below the least feasible value; with the
+    allocation file's line: what `read_allocation` refuses.
     """
     section = loaded.recipe.quantization
     units = {group: weight for group, weight in program.groups().items() if group != HEAD}
     allowed = dict.fromkeys(units, (*section.schemes, UNQUANTIZED))
+    if section.allocation is not None:
+        found = read_allocation(loaded.file(section.allocation, "quantization", "allocation"), units)
+        allowed = {group: (scheme,) for group, scheme in found.items()}
     for i, override in enumerate(section.overrides):
         matched = [group for group in units if fnmatchcase(group, override.match)]
         if not matched:
@@ -58,21 +70,43 @@ def decide(loaded: LoadedRecipe, program: Program) -> Decisions:
             )
         for group in matched:
             allowed[group] = (override.scheme,)
-    decisions = Decisions({g: tuple(dict.fromkeys(schemes)) for g, schemes in allowed.items()}, section.lm_head)
-    _check_group_sizes(loaded, units, decisions)
-    least = decisions.least_bits(program)
-    if section.budget_bits < least - 1e-9:
+    allowed = {group: tuple(dict.fromkeys(schemes)) for group, schemes in allowed.items()}
+    _check_group_sizes(loaded, units, allowed)
+    return Decisions(allowed, section.lm_head, *_budget(loaded, program, units, allowed))
+
+
+def group_bits(weight: Weight, scheme: Scheme, source_bits: int = 16) -> float:
+    """Stored bits of a group's matrix under a scheme, scales counted; unquantized, `source_bits` a weight."""
+    return (scheme.bits_per_weight(weight.shape[1]) if scheme.quantized else source_bits) * _weights(weight)
+
+
+def _budget(
+    loaded: LoadedRecipe, program: Program, units: dict[str, Weight], allowed: dict[str, tuple[str, ...]]
+) -> tuple[float, int]:
+    """(bits a weight to spend, bits of an unquantized weight); an allocation without a budget costs what it costs."""
+    section, total = loaded.recipe.quantization, sum(map(_weights, units.values()))
+    in_bytes = section.budget_bytes is not None
+    source_bits = (32 if program.source_dtype == "float32" else 16) if in_bytes else 16
+    least = _least_bits(allowed, units, source_bits)
+    if section.budget_bytes is not None:
+        budget, said = section.budget_bytes * 8 / total, f"{section.budget_bytes:,} bytes"
+    elif section.budget_bits is not None:
+        budget, said = section.budget_bits, f"{section.budget_bits:g} bits a weight"
+    else:
+        return least, source_bits
+    if budget < least - 1e-9:
         raise RecipeError(
-            f"a budget of {section.budget_bits:g} bits a weight cannot be met; the least feasible value is {least:.3f}",
-            where=loaded.where("quantization", "budget_bits"),
-            next="Raise budget_bits, allow a cheaper scheme, or pin fewer groups",
+            f"a budget of {said} cannot be met; the least feasible value is {least:.3f} bits a weight, "
+            f"{math.ceil(least * total / 8):,} bytes",
+            where=loaded.where("quantization", "budget_bytes" if in_bytes else "budget_bits"),
+            next="Raise the budget, allow a cheaper scheme, or pin fewer groups",
         )
-    return decisions
+    return budget, source_bits
 
 
-def group_bits(weight: Weight, scheme: Scheme) -> float:
-    """Stored bits of a group's matrix under a scheme, scales counted."""
-    return scheme.bits_per_weight(weight.shape[1]) * _weights(weight)
+def _least_bits(allowed: dict[str, tuple[str, ...]], units: Mapping[str, Weight], source_bits: int) -> float:
+    bits = sum(min(group_bits(units[g], SCHEMES[s], source_bits) for s in schemes) for g, schemes in allowed.items())
+    return bits / sum(_weights(units[g]) for g in allowed)
 
 
 def _weights(weight: Weight) -> int:
@@ -87,9 +121,9 @@ def _group_hint(pattern: str, units: list[str]) -> str:
     return f"Groups are named layers.N.{{{kinds}}}, N from 0 to {last}"
 
 
-def _check_group_sizes(loaded: LoadedRecipe, units: dict[str, Weight], decisions: Decisions) -> None:
+def _check_group_sizes(loaded: LoadedRecipe, units: dict[str, Weight], allowed: dict[str, tuple[str, ...]]) -> None:
     misfits: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for group, schemes in decisions.allowed.items():
+    for group, schemes in allowed.items():
         for name in schemes:
             size, columns = SCHEMES[name].group_size, units[group].shape[1]
             if size and columns % size:
@@ -116,7 +150,9 @@ def _check_group_sizes(loaded: LoadedRecipe, units: dict[str, Weight], decisions
 
 def _scheme_place(loaded: LoadedRecipe, name: str) -> str:
     section = loaded.recipe.quantization
-    if name in section.schemes:
+    if section.allocation is None and name in section.schemes:
         return loaded.where("quantization", "schemes", section.schemes.index(name))
-    index = next(i for i, override in enumerate(section.overrides) if override.scheme == name)
-    return loaded.where("quantization", "overrides", index, "scheme")
+    for index, override in enumerate(section.overrides):
+        if override.scheme == name:
+            return loaded.where("quantization", "overrides", index, "scheme")
+    return loaded.where("quantization", "allocation")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,6 +41,11 @@ def average_bits(options: Mapping[str, Sequence[Option]], chosen: Mapping[str, s
     return _average({g: next(o for o in choices if o.scheme == chosen[g]) for g, choices in options.items()})
 
 
+def total_sensitivity(options: Mapping[str, Sequence[Option]], chosen: Mapping[str, str]) -> float:
+    """Sum over the groups of what an allocation `{group: scheme}` does."""
+    return sum(next(o for o in choices if o.scheme == chosen[g]).sensitivity for g, choices in options.items())
+
+
 def allocate(options: Mapping[str, Sequence[Option]], budget_bits: float) -> dict[str, str]:
     """The `{group: scheme}` of least total sensitivity whose average is at most `budget_bits` bits a weight.
 
@@ -63,6 +69,42 @@ def allocate(options: Mapping[str, Sequence[Option]], budget_bits: float) -> dic
     flat = [(group, option) for group, choices in options.items() for option in _undominated(choices)]
     taken = _solve(flat, {group: index for index, group in enumerate(options)}, budget_bits)
     return {group: option.scheme for (group, option), take in zip(flat, taken, strict=True) if take}
+
+
+def frontier(options: Mapping[str, Sequence[Option]]) -> list[tuple[float, float]]:
+    """(bits a weight, least total sensitivity) of the budgets where one more group takes a better scheme, ascending.
+
+    The corners of the convex hull of all allocations, which walking the groups' own hulls by falling gain a bit gives
+    in order (Shoham and Gersho 1988); each is what `allocate` finds for that budget. Between two corners lie others.
+    """
+    total = sum(choices[0].weights for choices in options.values())
+    steps: list[tuple[float, float, float]] = []
+    bits = sensitivity = 0.0
+    for choices in options.values():
+        hull = _hull(_undominated(choices))
+        bits, sensitivity = bits + hull[0].bits * hull[0].weights, sensitivity + hull[0].sensitivity
+        for worse, better in pairwise(hull):
+            cost, gain = (better.bits - worse.bits) * better.weights, worse.sensitivity - better.sensitivity
+            steps.append((-gain / cost, cost, gain))
+    corners = [(bits / total, sensitivity)]
+    for _, cost, gain in sorted(steps):
+        bits, sensitivity = bits + cost, sensitivity - gain
+        corners.append((bits / total, max(sensitivity, 0.0)))
+    return corners
+
+
+def _hull(choices: Sequence[Option]) -> list[Option]:
+    """Of undominated options the lower convex hull over bits, by rising bits."""
+    hull: list[Option] = []
+    for option in sorted(choices, key=lambda o: o.bits):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-2], option):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(first: Option, second: Option) -> float:
+    return (second.sensitivity - first.sensitivity) / (second.bits - first.bits)
 
 
 def _undominated(choices: Sequence[Option]) -> list[Option]:

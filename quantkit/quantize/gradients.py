@@ -42,8 +42,8 @@ STEP_TOKENS = 512
 _LOGITS = 1 << 24
 """Logits held at a time."""
 
-Progress = Callable[[str], object]
-"""Called with what is done next."""
+Progress = Callable[[int, str], object]
+"""Called with (slices done, what is next)."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class GradientWalk:
         """Number of decoder layers."""
         return len(self._slices) - 2
 
-    def begin(self, progress: Progress = lambda what: None) -> int:
+    def begin(self, progress: Progress = lambda done, what: None) -> int:
         """Everything before the first `taps`; gives the number of layers whose gradients are still to be taken.
 
         NumericsError names layer and sample of an activation or gradient that is NaN or Inf.
@@ -108,7 +108,7 @@ class GradientWalk:
             if self._reopen("gradient", layer) is not None:
                 return layer
         self._forwards(progress)
-        progress("head")
+        progress(self.layers + 1, "head")
         self._head()
         return self.layers
 
@@ -156,7 +156,7 @@ class GradientWalk:
         whole = [self._reopen("boundary", index) is not None for index in range(self.layers + 1)]
         first = whole.index(False) if False in whole else self.layers + 1
         for index in range(first, self.layers + 1):
-            progress(self._what(index))
+            progress(index, self._what(index))
             run = DifferentiableSlice(self._slices[index], self._weights, max_model_len=self._longest, block_size=BLOCK)
             before = self._kept("boundary", index - 1) if index else None
             after = self._new("boundary", index)

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from quantkit.errors import RecipeError
 from quantkit.formats.schemes import SCHEMES
+from quantkit.review.plan import Plan
 
 SCHEMA_VERSION = 1
 QUANTIZED_SCHEMES = [s.name for s in SCHEMES.values() if s.quantized]
@@ -36,6 +39,26 @@ CandidateScheme = Annotated[
 ]
 AnyScheme = Annotated[str, _scheme_among(list(SCHEMES)), Field(json_schema_extra={"enum": list(SCHEMES)})]
 PathText = Annotated[str, Field(min_length=1)]
+
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(B|[kK]B|MB|GB|[kK]iB|MiB|GiB)")
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _bytes(value: Any) -> Any:
+    """A number of bytes as it is, text such as `140MB` or `0.5 GiB` read."""
+    if not isinstance(value, str):
+        return value
+    found = _SIZE.fullmatch(value.strip())
+    if found is None:
+        raise ValueError(f"a size is a number of bytes or reads like '140MB' or '0.5GiB', not {value[:40]!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+ByteCount = Annotated[
+    int,
+    BeforeValidator(_bytes, json_schema_input_type=int | str),
+    Field(ge=1, le=2**53),
+]
 
 
 class Section(BaseModel):
@@ -94,12 +117,27 @@ class QuantizationSection(Section):
         min_length=1,
         description="Schemes to choose from for each group; FP16 (the source's 16-bit type) always is one more.",
     )
-    budget_bits: float = Field(
+    budget_bits: float | None = Field(
         default=8.0,
         ge=4.0,
         le=16.0,
         description="Stored bits a weight, scales counted, averaged over the decoder layers' matrices, pinned ones "
         "included. lm_head and the embedding do not count.",
+    )
+    budget_bytes: ByteCount | None = Field(
+        default=None,
+        description="Stored bytes of the decoder layers' matrices, instead of budget_bits: a number, or text such as "
+        "140MB or 0.5GiB.",
+    )
+    sensitivity: Literal["gradient", "weight"] = Field(
+        default="gradient",
+        description="gradient: what a scheme does to the model's predictions, by the loss's gradients on calibration "
+        "samples; weight: what it does to its own group's output, faster and blind to later layers.",
+    )
+    allocation: PathText | None = Field(
+        default=None,
+        description="An allocation file of `quantkit search`, relative to the recipe: its schemes are taken instead of "
+        "searching. Overrides given beside it still pin.",
     )
     overrides: list[Override] = Field(
         default=[Override(match="*.o", scheme="FP16")],
@@ -118,6 +156,27 @@ class QuantizationSection(Section):
     lm_head: Literal["FP16", "W8A16"] = Field(
         default="W8A16", description="Scheme the head is computed in; with a tied embedding it is derived at load."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_beside(cls, data: Any) -> Any:
+        """Bytes or an allocation take the place of the default bits; an allocation that of the default pins."""
+        if not isinstance(data, dict):
+            return data
+        instead: dict[str, Any] = {}
+        if data.get("budget_bytes") is not None or data.get("allocation") is not None:
+            instead["budget_bits"] = None
+        if data.get("allocation") is not None:
+            instead["overrides"] = []
+        return {**instead, **data}
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Self:
+        if self.budget_bits is not None and self.budget_bytes is not None:
+            raise ValueError("give budget_bits or budget_bytes, not both (null takes one back)")
+        if self.budget_bits is None and self.budget_bytes is None and self.allocation is None:
+            raise ValueError("give budget_bits or budget_bytes")
+        return self
 
 
 class KVCacheSection(Section):
@@ -141,6 +200,39 @@ class RuntimeSection(Section):
     max_num_batched_tokens: int = Field(default=512, ge=16, le=65_536, description="Tokens of one step.")
 
 
+class ReviewStage(Section):
+    """`items` more answers; the limits count defects (major or critical regressions) over all stages so far."""
+
+    items: int = Field(ge=1, le=10_000)
+    accept: int = Field(ge=0, description="At most so many defects accept.")
+    reject: int = Field(ge=1, description="So many defects reject; between the two the next stage decides.")
+
+
+class ReviewPlan(Section):
+    """The acceptance plan of the spot check; any critical regression rejects."""
+
+    stages: list[ReviewStage] = Field(
+        default=[ReviewStage(items=60, accept=0, reject=3), ReviewStage(items=80, accept=3, reject=4)],
+        min_length=1,
+        description="The default accepts a model with 1 % defects 94 times in 100, one with 5 % 10 times.",
+    )
+    worst: int = Field(default=10, ge=0, le=1000, description="Answers that stray furthest, shown beside them.")
+    critical: int = Field(default=20, ge=0, le=1000, description="Scenarios marked critical, shown beside them.")
+    catches: float = Field(default=0.10, ge=0, le=1, description="Identical pairs added, as a share of the pairs.")
+    repeats: float = Field(default=0.05, ge=0, le=1, description="Pairs shown again with sides swapped, as a share.")
+    catch_limit: float = Field(
+        default=0.34, ge=0, le=1, description="Share of identical pairs a counted reviewer may fall for."
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ReviewPlan:
+        try:
+            Plan.of(self.model_dump())
+        except RecipeError as error:
+            raise ValueError(error.what) from None
+        return self
+
+
 class ReviewSection(Section):
     """The look that people take at real answers."""
 
@@ -150,6 +242,8 @@ class ReviewSection(Section):
         description="A reason to do without it, kept in the artifact's evidence. Without one, a fresh build ends "
         "pending-review (exit 12).",
     )
+    plan: ReviewPlan = Field(default=ReviewPlan(), description="How many answers decide, and how.")
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Draws the sample, and who stands on which side.")
 
 
 class GateSection(Section):

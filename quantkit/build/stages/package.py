@@ -93,7 +93,7 @@ def _weights(
 
 def _cost(outline: Outline) -> Cost:
     sizes = Sizes.of(outline.program)
-    bits = outline.loaded.recipe.quantization.budget_bits
+    bits = min(outline.decisions.budget_bits, 16.0)
     return Cost(
         disk_bytes=sizes.payload_bytes(bits, outline.decisions.head) + 20_000_000,
         memory_bytes=max(sizes.table, sizes.group) * sizes.item * 2,
