@@ -20,7 +20,7 @@ def visible(value: object) -> object:
     """A value as the template may print it: text without hidden characters, nothing for None; our own markup stays."""
     if isinstance(value, Markup):
         return value
-    return "" if value is None else "".join(map(_shown, shorten(str(value), MOST)))
+    return "" if value is None else shown(shorten(str(value), MOST))
 
 
 def shorten(text: str, most: int) -> str:
@@ -34,6 +34,11 @@ def shorten(text: str, most: int) -> str:
 def signs(token: str) -> str:
     """One token with spaces and line ends shown as signs, ∅ when it has no text of its own."""
     return shorten(token, 60).replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥") or "∅"
+
+
+def shown(text: str) -> str:
+    """Text whole, hidden and turning characters replaced by their names."""
+    return "".join(map(_shown, text))
 
 
 def _shown(character: str) -> str:

@@ -1,0 +1,210 @@
+"""An artifact's review as a whole: its sample, where it stands, signing and waiving it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from quantkit.artifact import people
+from quantkit.artifact.people import Decision, Signoff, Waiver, Word
+from quantkit.artifact.read import open_artifact
+from quantkit.errors import CheckpointError, QuantkitError, RecipeError
+from quantkit.gate.evidence import FOLDER, read_evidence, write_evidence
+from quantkit.review.answers import ANSWERS, read_answers
+from quantkit.review.decide import Tally, tally
+from quantkit.review.plan import Plan
+from quantkit.review.record import Record, check_reviewer, locked, read_record
+from quantkit.review.sample import Sample, draw, read_sample, write_sample
+
+EXIT_CODES: Mapping[Decision, int] = {"pass": 0, "fail": 10, "pending-review": 12}
+_RUN = Path("run") / "run.json"
+_SEED = 0
+_LEAST_REASON = 8
+
+
+class NotDecided(QuantkitError):
+    """The plan is not met yet."""
+
+    exit_code = 12
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where the review of a payload stands.
+
+    verdict: pass, fail or pending-review, with `reason` in a sentence. An accept counts once it is signed, a reject at
+    once. sample, record and tally are None before a sample was drawn.
+    """
+
+    payload_digest: str
+    verdict: Decision
+    reason: str
+    sample: Sample | None
+    record: Record | None
+    tally: Tally | None
+    signoff: Signoff | None
+    waiver: Waiver | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 10 fail, 12 pending-review."""
+        return EXIT_CODES[self.verdict]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, the operating curve included."""
+        return {
+            "payload_digest": self.payload_digest,
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "plan": self.sample.plan.as_dict() if self.sample else None,
+            "operating_curve": self.sample.plan.operating_curve() if self.sample else None,
+            "tally": self.tally.as_dict() if self.tally else None,
+            "record": _lines(self.record) if self.record else None,
+            "signoff": dict(self.signoff.content) if self.signoff else None,
+            "waiver": dict(self.waiver.content) if self.waiver else None,
+        }
+
+
+def review_status(artifact: Path | str, *, today: date | None = None) -> Status:
+    """Where the review of an artifact stands, everything about it verified first.
+
+    Raises CheckpointError for a record with a changed, dropped or moved line, a lost end, or another payload's digest.
+    """
+    folder = Path(artifact)
+    digest = open_artifact(folder, check="sizes").payload_digest
+    place = folder / people.FOLDER
+    word = people.word_of_people(folder, digest, today)
+    signoff, waiver = people.read_signoff(place, digest), people.read_waiver(place, digest)
+    sample = read_sample(place, digest)
+    if sample is None:
+        return Status(digest, word.decision, word.text, None, None, None, signoff, waiver)
+    record = read_record(place, sample)
+    found = tally(sample, record)
+    _require_signed_as_found(place, signoff, record, found)
+    verdict, reason = _verdict(word, found)
+    return Status(digest, verdict, reason, sample, record, found, signoff, waiver)
+
+
+def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
+    """The artifact's sample, drawn now from the gate's answers when there is none.
+
+    redraw: set sample, record and sign-off aside (`evidence/review/aside-N/`) and draw anew.
+    Plan and seed are the recipe's (`gate.review`), the defaults where it has none.
+    """
+    folder = Path(artifact)
+    digest = open_artifact(folder, check="sizes").payload_digest
+    place = folder / people.FOLDER
+    with locked(place):
+        if redraw:
+            _set_aside(place)
+        found = read_sample(place, digest)
+        if found is not None:
+            return found
+        answers = read_answers(folder / FOLDER / ANSWERS, digest)
+        if not answers:
+            raise CheckpointError("holds no answers", where=str(folder / FOLDER / ANSWERS), next="Run quantkit gate")
+        review = _asked(folder, digest)
+        sample = draw(answers, Plan.of(review.get("plan")), int(review.get("seed") or _SEED), digest)
+        write_sample(place, sample)
+    return sample
+
+
+def sign(artifact: Path | str, reviewer: str) -> Signoff:
+    """Sign what the record amounts to: `evidence/review/signoff.json`, which binds payload, sample and record.
+
+    Raises NotDecided (exit 12) while the plan asks for more, CheckpointError for a damaged record.
+    """
+    check_reviewer(reviewer)
+    folder = Path(artifact)
+    place = folder / people.FOLDER
+    open_sample(folder)
+    with locked(place):
+        status = review_status(folder)
+        if status.sample is None or status.record is None or status.tally is None:
+            raise NotDecided("nothing was judged yet", next=f"quantkit review {folder}")
+        found = status.tally
+        if found.decision == "continue":
+            raise NotDecided(f"not decided yet: {found.reason}", where=str(folder), next=f"quantkit review {folder}")
+        content = {
+            "kind": "review sign-off",
+            "version": 1,
+            "decision": found.decision,
+            "reason": found.reason,
+            "reviewer": reviewer,
+            "signed": datetime.now(UTC).isoformat(timespec="seconds"),
+            "sample": status.sample.id,
+            "record": _lines(status.record),
+            "plan": status.sample.plan.as_dict(),
+            "tally": found.as_dict(),
+        }
+        write_evidence(place / people.SIGNOFF, status.payload_digest, content)
+        signed = people.read_signoff(place, status.payload_digest)
+    if signed is None:
+        raise CheckpointError("vanished while it was written", where=str(place / people.SIGNOFF))
+    return signed
+
+
+def waive(artifact: Path | str, reason: str, until: date, *, today: date | None = None) -> Waiver:
+    """Let the figures alone decide until a day: `evidence/review/waiver.json`. A signed reject outweighs it.
+
+    RecipeError for no reason worth the name, or a day that is past.
+    """
+    folder = Path(artifact)
+    digest = open_artifact(folder, check="sizes").payload_digest
+    now = today or date.today()
+    if len(reason.strip()) < _LEAST_REASON or not reason.isprintable():
+        raise RecipeError("a waiver needs a reason in a few words", next="--reason TEXT")
+    if until < now:
+        raise RecipeError(f"{until} is past", next="--until YYYY-MM-DD, the last day on which it holds")
+    place = folder / people.FOLDER
+    content = {"kind": "review waiver", "version": 1, "reason": reason.strip(), "until": until.isoformat()}
+    with locked(place):
+        write_evidence(place / people.WAIVER, digest, {**content, "waived": now.isoformat()})
+    return Waiver(reason.strip(), until, content)
+
+
+def _verdict(word: Word, found: Tally) -> tuple[Decision, str]:
+    if found.decision == "reject":
+        return "fail", f"people reject it: {found.reason}"
+    if found.decision == "accept" and word.decision != "pass":
+        return "pending-review", f"accepted, not signed: {found.reason}; {word.text}"
+    if found.decision == "accept":
+        return "pass", f"{found.reason}; {word.text}"
+    return word.decision, word.text if word.decision == "pass" else found.reason
+
+
+def _require_signed_as_found(place: Path, signoff: Signoff | None, record: Record, found: Tally) -> None:
+    """A sign-off over the whole record says what the record says."""
+    whole = signoff is not None and signoff.lines == len(record.chain.lines)
+    if signoff is not None and whole and signoff.decision != found.decision:
+        raise CheckpointError(
+            f"says {signoff.decision}, the record it signs says {found.decision} ({found.reason})",
+            where=str(place / people.SIGNOFF),
+            next="Sign again: quantkit review sign ARTIFACT --reviewer NAME",
+        )
+
+
+def _lines(record: Record) -> dict[str, Any]:
+    return {"lines": len(record.chain.lines), "sha256": record.chain.head}
+
+
+def _asked(folder: Path, digest: str) -> Mapping[str, Any]:
+    """`gate.review` of the recipe that the artifact was built by."""
+    run = read_evidence(folder / FOLDER / _RUN, digest) or {}
+    found = ((run.get("recipe") or {}).get("gate") or {}).get("review") or {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _set_aside(place: Path) -> None:
+    names = [people.SAMPLE, people.RECORD, people.HEAD, people.SIGNOFF]
+    present = [name for name in names if (place / name).exists()]
+    if not present:
+        return
+    number = 1 + sum(1 for _ in place.glob("aside-*"))
+    aside = place / f"aside-{number}"
+    aside.mkdir()
+    for name in present:
+        (place / name).rename(aside / name)

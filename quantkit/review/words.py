@@ -1,0 +1,52 @@
+"""Which words two texts do not share, for showing them side by side."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+Segments = list[tuple[str, bool]]
+"""(text, whether the other side lacks it), which joined give the whole text back."""
+
+_WORDS = re.compile(r"\s+|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]|\w+|[^\w\s]")
+_MOST = 3000
+"""Words of a text beyond which what is between common beginning and end is marked whole: matching takes time."""
+
+
+def differing(one: str, two: str) -> tuple[Segments, Segments]:
+    """Both texts in segments, marked where they differ. A Chinese, Japanese or Korean character is a word."""
+    left, right = _WORDS.findall(one), _WORDS.findall(two)
+    marked: tuple[list[bool], list[bool]] = ([True] * len(left), [True] * len(right))
+    for start, other, length in _shared(left, right):
+        for offset in range(length):
+            marked[0][start + offset] = marked[1][other + offset] = False
+    return _segments(left, marked[0]), _segments(right, marked[1])
+
+
+def _shared(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int, int]]:
+    """(place in left, place in right, length) of shared runs."""
+    if len(left) + len(right) <= 2 * _MOST:
+        return [
+            tuple(block) for block in difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+        ]
+    shortest, first = min(len(left), len(right)), 0
+    while first < shortest and left[first] == right[first]:
+        first += 1
+    last = 0
+    while last < shortest - first and left[-1 - last] == right[-1 - last]:
+        last += 1
+    return [(0, 0, first), (len(left) - last, len(right) - last, last)]
+
+
+def _segments(words: Sequence[str], marked: Sequence[bool]) -> Segments:
+    """Neighbouring words of one kind joined; white space between two marked words is marked with them."""
+    made: Segments = []
+    for index, (word, mark) in enumerate(zip(words, marked, strict=True)):
+        between = word.isspace() and 0 < index < len(words) - 1
+        shown = (marked[index - 1] and marked[index + 1]) if between else mark and not word.isspace()
+        if made and made[-1][1] == shown:
+            made[-1] = (made[-1][0] + word, shown)
+        else:
+            made.append((word, shown))
+    return made
