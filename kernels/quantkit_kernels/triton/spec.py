@@ -10,7 +10,7 @@ hold whatever the kernel's op needs. A kernel reads what it knows and ignores th
 
 and, by op,
 
-    linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias
+    linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16")
     rms_norm, add_rms_norm  width, eps, offset
     qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, cache ("INT8"),
                             block_size

@@ -1,0 +1,119 @@
+"""Linear with 8-bit weights, one scale a row, and float16 activations: out = (x · codesᵀ) · scale + bias.
+
+x: float16 `[rows, K]`; weights as `layout/packing.py` lays them out; out: float16 `[rows, N]`. Products of exact
+float16 codes are summed in float32 over all of K and scaled once. `few` and `many` as in `linear_w4a16`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from quantkit_kernels.triton.codes import codes_int8
+from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
+from quantkit_kernels.triton.tiles import linear_grid, linear_signature
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_w8a16_few(
+    x,
+    words,
+    scale,
+    bias,
+    out,
+    rows,
+    n,
+    k,
+    WHOLE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128."""
+    row = tl.arange(0, BLOCK_M)
+    column = tl.arange(0, 32)
+    at = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live, inside = (row < rows)[:, None], at < n
+    blocks = tl.cdiv(k, 128)
+    words += at[:, None] * (blocks * 32) + tl.arange(0, 16)[None, :]
+    x += row[:, None] * k + column[None, :]
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(0, blocks):
+        for half in tl.static_range(2):
+            packed = tl.load(words + half * 16, mask=inside[:, None], other=0)
+            for i in tl.static_range(2):
+                first = half * 64 + i * 32
+                wanted = live if WHOLE_BLOCKS else live & (block * 128 + first + column < k)[None, :]
+                total = tl.dot(tl.load(x + first, mask=wanted, other=0.0), codes_int8(packed, i).T, total)
+        words += 32
+        x += 128
+    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=live & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def linear_w8a16_many(
+    x,
+    words,
+    scale,
+    bias,
+    out,
+    rows,
+    n,
+    k,
+    WHOLE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Any number of rows, BLOCK_M at a time; WHOLE_BLOCKS: K is a multiple of 128."""
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.arange(0, 32)
+    at = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    live, inside = (row < rows)[None, :], at < n
+    blocks = tl.cdiv(k, 128)
+    words += at[:, None] * (blocks * 32) + tl.arange(0, 16)[None, :]
+    x += row.to(tl.int64)[None, :] * k + column[:, None]
+    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for block in range(0, blocks):
+        for half in tl.static_range(2):
+            packed = tl.load(words + half * 16, mask=inside[:, None], other=0)
+            for i in tl.static_range(2):
+                first = half * 64 + i * 32
+                wanted = live if WHOLE_BLOCKS else live & (block * 128 + first + column < k)[:, None]
+                total = tl.dot(codes_int8(packed, i), tl.load(x + first, mask=wanted, other=0.0), total)
+        words += 32
+        x += 128
+    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if bias is not None:
+        total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+    target = out + row.to(tl.int64)[None, :] * n + at[:, None]
+    tl.store(target, total.to(tl.float16), mask=live & inside[:, None])
+
+
+def _refusal(facts: Facts, rows: str) -> str | None:
+    if facts["bits"] != 8 or facts["group_size"] or not facts["symmetric"] or facts["dtype"] != "fp16":
+        return "takes symmetric 8-bit weights with a scale a row and float16 activations"
+    return None if facts["rows"] == rows else f"serves {rows} rows"
+
+
+def _signature(facts: Facts) -> Signature:
+    pointers = {
+        "x": "*fp16",
+        "words": "*i32",
+        "scale": f"*{facts['scale']}",
+        "bias": "*fp16" if facts["bias"] else None,
+        "out": "*fp16",
+    }
+    return linear_signature(facts, pointers, {})
+
+
+def _spec(function: Any, rows: str) -> KernelSpec:
+    return KernelSpec(
+        f"linear_w8a16_{rows}", "linear", function, lambda facts: _refusal(facts, rows), _signature, linear_grid
+    )
+
+
+SPECS = (_spec(linear_w8a16_few, "few"), _spec(linear_w8a16_many, "many"))
