@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -229,7 +229,7 @@ def _pass_of(item: Item, number: int) -> int:
     return 0 if item.worst or item.critical or item.stage is None else item.stage
 
 
-def _catches(items: dict[str, Item], ordered: Sequence[Answer], seed: int) -> Iterable[Answer]:
+def _catches(items: dict[str, Item], ordered: Sequence[Answer], seed: int) -> Iterator[Answer]:
     """Answers for identical pairs without end: truly identical ones, then prompts outside the sample, then the rest."""
     ranked = sorted(ordered, key=lambda one: (not one.identical, one.id in items, _rank(seed, "catch", one.id)))
     while True:

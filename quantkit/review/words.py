@@ -27,9 +27,8 @@ def differing(one: str, two: str) -> tuple[Segments, Segments]:
 def _shared(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int, int]]:
     """(place in left, place in right, length) of shared runs."""
     if len(left) + len(right) <= 2 * _MOST:
-        return [
-            tuple(block) for block in difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
-        ]
+        matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+        return [(block.a, block.b, block.size) for block in matcher.get_matching_blocks()]
     shortest, first = min(len(left), len(right)), 0
     while first < shortest and left[first] == right[first]:
         first += 1
