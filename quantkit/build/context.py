@@ -14,6 +14,7 @@ from quantkit.build.decisions import Decisions, decide
 from quantkit.errors import RecipeError
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
+from quantkit.profile import Profile, read_profile
 from quantkit.program import build_program, fuse, program_from_json, program_to_json
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
@@ -35,10 +36,24 @@ class Outline:
     decisions: Decisions
     max_model_len: int
 
-    def data_files(self, section: str) -> list[Path]:
-        """The JSONL files of `calibration` or `gate`, all there; RecipeError names the line of one that is not."""
-        texts = self.loaded.recipe.calibration.data if section == "calibration" else self.loaded.recipe.gate.data
-        return [self.loaded.file(text, section, "data", i) for i, text in enumerate(texts)]
+    def data_files(self, section: str, key: str = "data") -> list[Path]:
+        """The files that `calibration` or `gate` lists, all there; RecipeError names the line of one that is not."""
+        texts: list[str] = getattr(getattr(self.loaded.recipe, section), key)
+        return [self.loaded.file(text, section, key, i) for i, text in enumerate(texts)]
+
+    def profile(self) -> Profile | None:
+        """The traffic profile that calibration follows; RecipeError names its line that is wrong."""
+        path = self._profile_file()
+        return None if path is None else read_profile(path)
+
+    def profile_digest(self) -> str | None:
+        """sha256 of the profile's file."""
+        path = self._profile_file()
+        return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def _profile_file(self) -> Path | None:
+        text = self.loaded.recipe.calibration.profile
+        return None if text is None else self.loaded.file(text, "calibration", "profile")
 
 
 @dataclass(frozen=True)
@@ -60,9 +75,9 @@ class Context(Outline):
         """sha256 over the source's files."""
         return self.source.fingerprint()
 
-    def data_digests(self, section: str) -> list[str]:
+    def data_digests(self, section: str, key: str = "data") -> list[str]:
         """sha256 of each data file."""
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.data_files(section)]
+        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.data_files(section, key)]
 
 
 def open_context(loaded: LoadedRecipe) -> Context:
@@ -82,6 +97,8 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
     for section in ("calibration", "gate"):
         made.data_files(section)
+    made.data_files("gate", "prompts")
+    made.profile()
     return made
 
 

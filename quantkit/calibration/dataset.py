@@ -1,21 +1,29 @@
-"""Calibration conversations: read, rendered once, deduplicated, sampled evenly, counted, fingerprinted."""
+"""The calibration set: candidates scrubbed, rendered once, stripped of near duplicates, chosen like the traffic,
+counted, fingerprinted."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from quantkit.calibration.coverage import cover
-from quantkit.calibration.rows import read_rows
+from quantkit.calibration.near import NearDuplicates
+from quantkit.calibration.pii import scrub
+from quantkit.calibration.pool import Pool, Row, fill_pool
 from quantkit.calibration.samples import CalibrationSet, Sample
+from quantkit.calibration.sampling import CellKey, Lengths, choose, largest_remainder, quotas
 from quantkit.errors import RecipeError, RequestError
+from quantkit.profile.model import Profile
 
 MOST_TRUNCATED = 0.01
 """Share of tokens that may be cut off before the build stops."""
+_SPARE = 4
+"""Candidates per sample wanted: room for duplicates, refusals, and a choice of lengths."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -39,6 +47,15 @@ class Text(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """A row as it would be used, with what was replaced in it."""
+
+    sample: Sample
+    row: Row
+    pii: Counter[str]
+
+
 def load_samples(
     paths: Sequence[Path],
     text: Text,
@@ -46,77 +63,149 @@ def load_samples(
     max_samples: int,
     max_tokens: int,
     seed: int,
-    allow_truncation: bool = False,
+    profile: Profile | None = None,
+    scrub_pii: bool = True,
+    max_position: int | None = None,
 ) -> CalibrationSet:
-    """At most `max_samples` conversations from JSONL, Parquet or CSV files, spread evenly over category × language.
+    """At most `max_samples` conversations from JSONL, Parquet or CSV files, by category × language × length.
 
     A row has `messages` (rendered with the chat template, which writes BOS itself; joined where there is none) or
-    `text` (encoded as a bare prompt), and optionally `id`, `category` and `language`. Exact duplicates (the same
-    tokens) are dropped; conversations that the template refuses are dropped and counted. Samples are cut at
-    `max_tokens`.
+    `text` (encoded as a bare prompt), and optionally `id`, `category` and `language` (guessed by script when absent).
+    With a `profile` the sample follows its shares and lengths; without, it is spread evenly over category × language.
+    Personal data is replaced before anything is compared or tokenized, unless `scrub_pii` is off. Rows that repeat
+    another, or nearly do, and conversations that the template refuses are dropped and counted. Samples are cut at
+    `max_tokens`, and at the model's `max_position` where that is lower.
+
+    Memory holds the candidates (per cell a few times `max_samples`), not the files.
 
     Raises RecipeError for a file that cannot be read or a row without conversation (file and row), for no sample at
-    all, and when more than 1 % of the chosen samples' tokens were cut off, unless `allow_truncation`.
+    all, and when more than 1 % of the chosen samples' tokens were cut off.
     """
-    loaded = refused = duplicates = 0
-    seen: set[tuple[int, ...]] = set()
-    candidates: list[Sample] = []
-    for path in paths:
-        for number, row in enumerate(read_rows(path), start=1):
-            loaded += 1
-            sample = _sample(row, text, f"{path.name}:{number}", path)
-            if sample is None:
-                refused += 1
-            elif sample.ids in seen:
-                duplicates += 1
-            else:
-                seen.add(sample.ids)
-                candidates.append(sample)
-    chosen = _spread(candidates, max_samples, seed)
+    pool = fill_pool(paths, profile, per_cell=_SPARE * max_samples + 64, seed=seed)
+    candidates, near, refused = _candidates(pool, text, scrub_pii)
+    chosen = _chosen(candidates, max_samples, profile)
     if not chosen:
         raise RecipeError(
-            f"no calibration sample is left of {loaded} rows ({refused} refused by the chat template)",
+            f"no calibration sample is left of {pool.loaded} rows "
+            f"({refused} refused by the chat template, {pool.outside} outside the profile)",
             where=", ".join(map(str, paths)),
-            next="Give conversations this model's chat template accepts",
+            next="Give conversations this model's chat template accepts, of the profile's categories and languages",
         )
-    before = sum(len(sample.ids) for sample in chosen)
-    cut = [Sample(s.ids[:max_tokens], s.language, s.category, s.name) for s in chosen]
-    lost = before - sum(len(sample.ids) for sample in cut)
-    if lost > MOST_TRUNCATED * before and not allow_truncation:
-        longest = max(len(sample.ids) for sample in chosen)
-        raise RecipeError(
-            f"{lost} of {before} calibration tokens ({lost / before:.1%}) lie beyond max_tokens {max_tokens}",
-            where="calibration",
-            next=f"Raise calibration.max_tokens (the longest sample has {longest}) or shorten the data",
-        )
-    found = cover(cut, loaded=loaded, duplicates=duplicates, refused=refused, truncated=lost)
-    return CalibrationSet(tuple(cut), _fingerprint(cut, text.folder, seed), found)
-
-
-def _sample(row: Mapping[str, Any], text: Text, place: str, path: Path) -> Sample | None:
-    """The row tokenized, or None when the chat template refuses it or nothing is in it."""
-    messages, plain = row.get("messages"), row.get("text")
-    if isinstance(messages, Sequence) and not isinstance(messages, str) and messages:
-        try:
-            ids = _encode(messages, text)
-        except RequestError:
-            return None
-    elif isinstance(plain, str):
-        ids = text.encode(plain, add_special_tokens=True)
-    else:
-        raise RecipeError(
-            "the row has neither `messages` nor `text`",
-            where=f"{path} row {place.rpartition(':')[2]}",
-            next='Write {"messages": [{"role": "user", "content": "..."}, ...]}',
-        )
-    if not ids:
-        return None
-    return Sample(
-        tuple(ids),
-        str(row.get("language") or "unknown"),
-        str(row.get("category") or "unknown"),
-        str(row.get("id") or place),
+    limit = min(max_tokens, max_position or max_tokens)
+    cut = [_cut(c.sample, limit) for c in chosen]
+    lost = _require_whole([len(c.sample.ids) for c in chosen], limit, max_tokens)
+    found = cover(
+        cut,
+        [c.row.cell for c in chosen],
+        pool,
+        profile,
+        near_duplicates=near,
+        refused=refused,
+        truncated=lost,
+        pii=sum((c.pii for c in chosen), Counter()),
+        fair={} if profile is None else _fair(profile, max_samples),
     )
+    return CalibrationSet(tuple(cut), _fingerprint(cut, text.folder, seed), dict(found))
+
+
+def _candidates(pool: Pool, text: Text, scrub_pii: bool) -> tuple[list[_Candidate], int, int]:
+    """What of the pool can be used, in file order; how many rows nearly repeat another, how many were refused."""
+    seen, near, refused = NearDuplicates(), 0, 0
+    found: list[_Candidate] = []
+    for row in pool.rows:
+        counts: Counter[str] = Counter()
+        clean = _scrubbed(row, counts) if scrub_pii else row
+        sample = _sample(clean, text)
+        if sample is None:
+            refused += 1
+        elif seen.first_like(_said(clean)) is not None:
+            near += 1
+        else:
+            found.append(_Candidate(sample, row, counts))
+    return found, near, refused
+
+
+def _chosen(candidates: Sequence[_Candidate], count: int, profile: Profile | None) -> list[_Candidate]:
+    """In file order."""
+    cells: dict[CellKey, list[_Candidate]] = {}
+    for candidate in sorted(candidates, key=lambda c: c.row.rank):
+        cells.setdefault(candidate.row.cell, []).append(candidate)
+    given = quotas({key: len(found) for key, found in sorted(cells.items())}, count, profile)
+    chosen: list[_Candidate] = []
+    for key, number in given.items():
+        found = cells.get(key, [])
+        lengths = [_lengths(candidate.sample) for candidate in found]
+        chosen += [found[i] for i in choose(lengths, number, profile.cell(*key) if profile else None)]
+    return sorted(chosen, key=lambda c: c.row.number)
+
+
+def _cut(sample: Sample, limit: int) -> Sample:
+    prompt = None if sample.prompt_tokens is None else min(sample.prompt_tokens, limit)
+    return replace(sample, ids=sample.ids[:limit], prompt_tokens=prompt)
+
+
+def _fair(profile: Profile, count: int) -> dict[CellKey, int]:
+    return largest_remainder({cell.key: cell.share for cell in profile.cells if cell.share > 0}, count)
+
+
+def _require_whole(sizes: Sequence[int], limit: int, max_tokens: int) -> int:
+    """Tokens beyond `limit`; RecipeError when they are more than 1 %."""
+    before, lost = sum(sizes), sum(max(0, size - limit) for size in sizes)
+    if lost <= MOST_TRUNCATED * before:
+        return lost
+    share = f"{lost} of {before} calibration tokens ({lost / before:.1%}) lie beyond"
+    if limit < max_tokens:
+        raise RecipeError(
+            f"{share} the model's own limit of {limit} positions; the longest sample has {max(sizes)} tokens",
+            where="calibration.data",
+            next=f"Give conversations of at most {limit} tokens: this model can be given no longer ones",
+        )
+    raise RecipeError(
+        f"{share} max_tokens {max_tokens}",
+        where="calibration",
+        next=f"Raise calibration.max_tokens (the longest sample has {max(sizes)}) or shorten the data",
+    )
+
+
+def _scrubbed(row: Row, counts: Counter[str]) -> Row:
+    """The row without personal data; `counts` grows by what was replaced."""
+
+    def clean(content: Any) -> Any:
+        if not isinstance(content, str):
+            return content
+        made = scrub(content)
+        counts.update(made.counts)
+        return made.text
+
+    if row.messages is None:
+        return replace(row, text=clean(row.text))
+    turns = [
+        {**message, "content": clean(message.get("content"))} if isinstance(message, Mapping) else message
+        for message in row.messages
+    ]
+    return replace(row, messages=turns)
+
+
+def _said(row: Row) -> str:
+    """What the row would be recognised by: instructions to the model are shared by many conversations."""
+    if row.messages is None:
+        return row.text
+    turns = [m for m in row.messages if isinstance(m, Mapping) and isinstance(m.get("content"), str)]
+    return "\n".join(str(m["content"]) for m in turns if m.get("role") != "system")
+
+
+def _sample(row: Row, text: Text) -> Sample | None:
+    """The row tokenized, or None when the chat template refuses it or nothing is in it."""
+    prompt: int | None = None
+    try:
+        if row.messages is None:
+            ids = text.encode(row.text, add_special_tokens=True)
+        else:
+            ids = _encode(row.messages, text)
+            prompt = _prompt_tokens(row.messages, text, len(ids))
+    except RequestError:
+        return None
+    return Sample(tuple(ids), row.language, row.category, row.name, prompt) if ids else None
 
 
 def _encode(messages: Sequence[Mapping[str, Any]], text: Text) -> list[int]:
@@ -127,21 +216,20 @@ def _encode(messages: Sequence[Mapping[str, Any]], text: Text) -> list[int]:
     return text.encode("\n\n".join(c for c in contents if isinstance(c, str)), add_special_tokens=True)
 
 
-def _spread(candidates: Sequence[Sample], count: int, seed: int) -> list[Sample]:
-    """`count` samples, taken in turn from each (category, language), shuffled within; in their original order."""
-    strata: dict[tuple[str, str], list[int]] = {}
-    for index, sample in enumerate(candidates):
-        strata.setdefault((sample.category, sample.language), []).append(index)
-    source = random.Random(seed)
-    queues = [strata[key] for key in sorted(strata)]
-    for queue in queues:
-        source.shuffle(queue)
-    picked: list[int] = []
-    while len(picked) < min(count, len(candidates)):
-        for queue in queues:
-            if queue and len(picked) < count:
-                picked.append(queue.pop())
-    return [candidates[index] for index in sorted(picked)]
+def _prompt_tokens(messages: Sequence[Mapping[str, Any]], text: Text, total: int) -> int | None:
+    """Tokens up to where the last answer begins; None when the assistant does not speak last."""
+    last = messages[-1]
+    if len(messages) < 2 or not isinstance(last, Mapping) or last.get("role") != "assistant":
+        return None
+    if not text.has_template:
+        return min(total, len(_encode(messages[:-1], text)))
+    return min(total, len(text.encode_chat(messages[:-1], add_generation_prompt=True)))
+
+
+def _lengths(sample: Sample) -> Lengths:
+    if sample.prompt_tokens is None:
+        return Lengths(len(sample.ids), None)
+    return Lengths(sample.prompt_tokens, len(sample.ids) - sample.prompt_tokens)
 
 
 def _fingerprint(samples: Sequence[Sample], folder: Path, seed: int) -> str:

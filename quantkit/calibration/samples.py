@@ -21,6 +21,8 @@ class Sample:
     category: str
     name: str
     """The row's own id, or file and row; what an error message points at."""
+    prompt_tokens: int | None = None
+    """How many of `ids` come before the last answer; None where no answer is marked (plain text)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class CalibrationSet:
 def write_samples(chosen: CalibrationSet, folder: Path) -> None:
     """Write `samples.json` (one sample a line) and `coverage.json` into `folder`, over what a killed run left there."""
     rows = ",\n".join(
-        json.dumps({"name": s.name, "category": s.category, "language": s.language, "ids": s.ids}, ensure_ascii=False)
-        for s in chosen.samples
+        json.dumps({**vars(sample), "ids": list(sample.ids)}, ensure_ascii=False) for sample in chosen.samples
     )
     head = json.dumps({"fingerprint": chosen.fingerprint})
     (folder / SAMPLES).write_text(f'{head[:-1]}, "samples": [\n{rows}\n]}}\n', encoding="utf-8")

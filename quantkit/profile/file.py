@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
@@ -161,9 +161,9 @@ class _Reader:
         loc: Loc = ("concurrency",)
         data = self._mapping(value, loc, ("mean", "peak"))
         mean, peak = data.get("mean"), self._count(data.get("peak"), (*loc, "peak"))
-        if not _is_number(mean) or not 0 < mean <= peak:
+        if not _is_number(mean) or not 0 < (average := float(mean)) <= peak:
             raise self._wrong((*loc, "mean"), f"mean must be a number above 0, at most the peak, not {_shown(mean)}")
-        return Concurrency(float(mean), peak)
+        return Concurrency(average, peak)
 
     def _to_one(self, shares: Sequence[float], loc: Loc) -> list[float]:
         total = math.fsum(shares)
@@ -203,7 +203,7 @@ class _Reader:
         return RecipeError(what, where=self._source.where(loc), next=next)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

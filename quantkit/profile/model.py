@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+ANY = "any"
+"""Category or language of a cell that stands for all that are not listed."""
 EDGES = tuple(sorted({2**n for n in range(4, 18)} | {3 * 2**n for n in range(4, 16)}))
 """Upper edges of the length bins that `Histogram.of` counts in: 16, 32, 48, 64, 96, 128, 192, ..., 131072 tokens."""
 
@@ -22,10 +24,15 @@ class Histogram:
 
     @staticmethod
     def of(lengths: Iterable[int], edges: Sequence[int] = EDGES) -> Histogram | None:
-        """Counted from `lengths`, without the empty bins at both ends; None when there is none."""
+        """Counted from `lengths`; None when there is none."""
         counts = [0] * len(edges)
         for length in lengths:
-            counts[min(bisect.bisect_left(edges, length), len(edges) - 1)] += 1
+            counts[bin_of(length, edges)] += 1
+        return Histogram.of_counts(counts, edges)
+
+    @staticmethod
+    def of_counts(counts: Sequence[int], edges: Sequence[int] = EDGES) -> Histogram | None:
+        """From the requests in each bin, without the empty bins at both ends; None when all are empty."""
         filled = [i for i, count in enumerate(counts) if count]
         if not filled:
             return None
@@ -35,7 +42,7 @@ class Histogram:
 
     def bin_of(self, length: int) -> int:
         """The bin that `length` tokens fall into."""
-        return min(bisect.bisect_left(self.up_to, length), len(self.up_to) - 1)
+        return bin_of(length, self.up_to)
 
     def percentile(self, share: float) -> int:
         """Upper edge of the bin where the cumulated share reaches `share` (0 to 1): a bound, in tokens, from above."""
@@ -106,6 +113,11 @@ class Profile:
     def output_tokens(self) -> Histogram | None:
         """Answer lengths over all cells that state them, weighted by share."""
         return mix([(cell.share, cell.output_tokens) for cell in self.cells])
+
+
+def bin_of(length: int, edges: Sequence[int]) -> int:
+    """Index of the first edge that is at least `length`; the last one's for anything longer."""
+    return min(bisect.bisect_left(edges, length), len(edges) - 1)
 
 
 def mix(parts: Sequence[tuple[float, Histogram | None]]) -> Histogram | None:

@@ -76,14 +76,31 @@ class ModelSection(Section):
     )
 
 
+class PiiSection(Section):
+    """Personal data in calibration text."""
+
+    scrub: bool = Field(
+        default=True,
+        description="Replace e-mail addresses, phone and card numbers, IBANs, Chinese resident ids, IP addresses and "
+        "URLs with credentials by placeholders before tokenizing; counts are kept, text is not.",
+    )
+
+
 class CalibrationSection(Section):
     """The conversations that ranges are measured on; they should look like production traffic."""
 
     data: list[PathText] = Field(
         default=["builtin:calib/conversations.jsonl"],
         min_length=1,
-        description="JSONL files, one conversation a line, relative to the recipe; `builtin:calib/...` ships along.",
+        description="JSONL, Parquet or CSV files, one conversation a row, relative to the recipe; `builtin:calib/...` "
+        "ships along, `hub:ORG/NAME/FILES` names files of a hub data set.",
     )
+    profile: PathText | None = Field(
+        default=None,
+        description="A traffic profile (`quantkit profile` makes one) that the sample follows by category, language "
+        "and length; `builtin:calib/profile.yaml` is the shipped data's own. Without one, an even spread.",
+    )
+    pii: PiiSection = Field(default=PiiSection())
     max_samples: int = Field(default=64, ge=1, le=100_000, description="Conversations used at most.")
     max_tokens: int = Field(default=512, ge=16, le=131_072, description="Tokens kept of one conversation.")
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Chooses the sample.")
@@ -255,7 +272,13 @@ class GateSection(Section):
         min_length=1,
         description="JSONL files that calibration does not see, one conversation a line.",
     )
+    prompts: list[PathText] = Field(
+        default=["builtin:evals/prompts.jsonl"],
+        description="JSONL files of prompts with checkable answers, answered by source and artifact; [] for none.",
+    )
     max_samples: int = Field(default=64, ge=2, le=100_000, description="Conversations used at most.")
+    max_prompts: int = Field(default=96, ge=1, le=100_000, description="Prompts answered at most.")
+    max_new_tokens: int = Field(default=96, ge=1, le=4096, description="Tokens of an answer at most.")
     review: ReviewSection = Field(default=ReviewSection())
 
 

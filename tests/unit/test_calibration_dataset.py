@@ -97,11 +97,21 @@ def test_more_than_one_percent_truncated_is_refused_with_what_to_raise(text, tmp
         _load(path, text, max_tokens=64)
 
 
-def test_allowed_truncation_is_counted(text, tmp_path):
+def test_tokens_cut_off_below_one_percent_are_counted(text, tmp_path):
+    rows = [_talk(f"{i} {'word ' * 30}{i * i}") for i in range(200)] + [_talk("word " * 60)]
+    path = _file(tmp_path, rows)
+    whole = _load(path, text, max_samples=1000)
+    longest = max(len(sample.ids) for sample in whole.samples)
+    cut = _load(path, text, max_samples=1000, max_tokens=longest - 3)
+    assert max(len(sample.ids) for sample in cut.samples) == longest - 3
+    assert cut.coverage["truncated_tokens"] == whole.tokens - cut.tokens == 3
+
+
+def test_samples_beyond_the_models_own_limit_are_refused_with_what_can_be_done(text, tmp_path):
     path = _file(tmp_path, [_talk("word " * 60), _talk("short")])
-    whole, cut = _load(path, text), _load(path, text, max_tokens=64, allow_truncation=True)
-    assert max(len(sample.ids) for sample in cut.samples) == 64
-    assert cut.coverage["truncated_tokens"] == whole.tokens - cut.tokens > 0
+    with pytest.raises(RecipeError, match=r"limit of 64 positions.*Give conversations of at most 64 tokens") as caught:
+        _load(path, text, max_tokens=512, max_position=64)
+    assert "Raise" not in str(caught.value)
 
 
 def test_coverage_counts_every_sample_once(text, tmp_path):

@@ -13,6 +13,7 @@ from quantkit.build.stage import Facts, Inputs, Stage
 from quantkit.build.stages.import_source import TOKENIZER
 from quantkit.calibration.dataset import load_samples
 from quantkit.calibration.samples import write_samples
+from quantkit.calibration.shown import coverage_lines, sample_lines
 from quantkit.calibration.statistics import Statistics, collect
 from quantkit.calibration.vocabulary import require_known
 from quantkit.runtime.text import ChatText
@@ -34,6 +35,8 @@ def _inputs(context: Context) -> Inputs:
     section = context.loaded.recipe.calibration
     return {
         "data": context.data_digests("calibration"),
+        "profile": context.profile_digest(),
+        "scrub_pii": section.pii.scrub,
         "max_samples": section.max_samples,
         "max_tokens": _max_tokens(context),
         "seed": section.seed,
@@ -42,13 +45,19 @@ def _inputs(context: Context) -> Inputs:
 
 def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Progress) -> Facts:
     section = context.loaded.recipe.calibration
+    text = ChatText(needs["import"] / TOKENIZER)
     samples = load_samples(
         context.data_files("calibration"),
-        ChatText(needs["import"] / TOKENIZER),
+        text,
         max_samples=section.max_samples,
-        max_tokens=_max_tokens(context),
+        max_tokens=section.max_tokens,
         seed=section.seed,
+        profile=context.profile(),
+        scrub_pii=section.pii.scrub,
+        max_position=context.program.max_position,
     )
+    for line in (*coverage_lines(samples.coverage), *sample_lines(samples, text)):
+        progress.note(line)
     require_known((s.ids for s in samples.samples), context.program.vocab_size, context.source.location)
     write_samples(samples, folder)
     work = folder / _WORK

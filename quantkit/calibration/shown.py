@@ -1,0 +1,82 @@
+"""A calibration set as lines to be read in a terminal: what it covers, and what two of its samples say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from quantkit.calibration.samples import CalibrationSet, Sample
+
+_LINES, _WIDTH = 6, 110
+_MOST_MISSING = 5
+
+
+class Decoder(Protocol):
+    """What this module asks of `runtime.text.ChatText`."""
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`."""
+        ...
+
+
+def coverage_lines(seen: Mapping[str, Any]) -> list[str]:
+    """The table of a `coverage.Coverage`: a line a category and language, P50/P95/P99 of tokens, the profile's beside."""
+    names = [f"{s['category']} {s['language']}" for s in seen["strata"]]
+    width = max(map(len, (*names, "calibration")))
+    profile = seen["profile"]
+    head = f"{'calibration':<{width}}  samples   share" + ("  profile" if profile else "")
+    head += "     prompt P50/P95/P99" + ("    profile's    " if profile else "") + "     answer P50/P95/P99"
+    lines = [(head + ("    profile's" if profile else "")).rstrip()]
+    for name, s in zip(names, seen["strata"], strict=True):
+        line = f"{name:<{width}}  {s['samples']:>7}  {s['share']:>6.1%}"
+        line += f"  {s['wanted_share'] or 0:>7.1%}" if profile else ""
+        line += f"  {_lengths(s['prompt']):>21}" + (f"  {_lengths(s['wanted_prompt'], '<='):>15}" if profile else "")
+        line += f"  {_lengths(s['output']):>21}" + (f"  {_lengths(s['wanted_output'], '<='):>15}" if profile else "")
+        lines.append(line.rstrip())
+    lines.append(
+        f"{seen['samples']} samples, {seen['tokens']:,} tokens; whole samples {_lengths(seen['lengths'])} tokens; "
+        f"of {seen['loaded']:,} rows {seen['duplicates']} repeat another, {seen['near_duplicates']} nearly, "
+        f"{seen['refused']} refused by the template, {seen['outside']} outside the profile"
+    )
+    if seen["truncated_tokens"]:
+        lines.append(f"{seen['truncated_tokens']:,} tokens were cut off")
+    if seen["pii"]:
+        replaced = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in seen["pii"].items())
+        lines.append(f"personal data replaced: {replaced}")
+    for short in seen["missing"][:_MOST_MISSING]:
+        lines.append(
+            f"too few conversations: {short['category']} {short['language']} has {short['samples']} of "
+            f"{short['wanted']} that the profile asks for"
+        )
+    if len(seen["missing"]) > _MOST_MISSING:
+        lines.append(f"too few conversations in {len(seen['missing']) - _MOST_MISSING} more cells (coverage.json)")
+    return [_printable(line) for line in lines]
+
+
+def sample_lines(made: CalibrationSet, text: Decoder) -> list[str]:
+    """The first sample and the longest of another language (or any other), decoded as the model is given them."""
+    if not made.samples:
+        return []
+    first = made.samples[0]
+    others = [s for s in made.samples[1:] if s.language != first.language] or list(made.samples[1:])
+    shown: Sequence[Sample] = (first, max(others, key=lambda s: len(s.ids))) if others else (first,)
+    lines: list[str] = []
+    for sample in shown:
+        lines.append(f"sample {sample.name} ({sample.category}, {sample.language}, {len(sample.ids)} tokens):")
+        lines += [f"  | {line}" for line in _cut(text.decode(sample.ids, skip_special=False))]
+    return [_printable(line) for line in lines]
+
+
+def _cut(text: str) -> list[str]:
+    whole = text.split("\n")
+    lines = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in whole[:_LINES]]
+    return lines if len(whole) <= _LINES else [*lines, f"... ({len(whole) - _LINES} more lines)"]
+
+
+def _lengths(lengths: Mapping[str, int] | None, mark: str = "") -> str:
+    return "-" if lengths is None else mark + "/".join(str(lengths[key]) for key in ("p50", "p95", "p99"))
+
+
+def _printable(line: str) -> str:
+    """Other people's words must not steer a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
