@@ -19,10 +19,13 @@ def gate(
         str | None, typer.Option(help="The unquantized model; default: the one it was built from.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Held-out conversations; default: the recipe's.")] = None,
+    prompts: Annotated[list[str] | None, typer.Option(help="Prompts both answer; default: the recipe's.")] = None,
     calibration: Annotated[list[str] | None, typer.Option(help="Files the held-out ones must not share.")] = None,
     policy: Annotated[str | None, typer.Option(help="`standard` or a YAML file; default: the recipe's.")] = None,
     waive_review: Annotated[str | None, typer.Option(help="Why people need not look at answers.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=256, help="Held-out tokens at most.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=0, help="Prompts answered at most; 0: none.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Tokens of an answer at most.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the executor.")] = None,
     backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
@@ -33,17 +36,20 @@ def gate(
     from quantkit.gate.asked import asked_of
     from quantkit.gate.run import MAX_TOKENS
 
-    asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy)
+    asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy, prompts or [])
     result = run_gate(
         artifact,
         source or asked.source,
         asked.data,
+        prompts=() if max_prompts == 0 else asked.prompts,
         calibration=asked.calibration,
         policy=asked.policy,
         review_waiver=waive_review or asked.waiver,
         base=Path.cwd() if source else asked.base,
         max_samples=asked.max_samples,
         max_tokens=max_tokens or MAX_TOKENS,
+        max_prompts=max_prompts or asked.max_prompts,
+        max_new_tokens=max_new_tokens or asked.max_new_tokens,
         threads=threads,
         backend=backend,
         progress=_Line() if sys.stderr.isatty() else None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from quantkit.artifact.read import Artifact
 from quantkit.errors import RecipeError
+from quantkit.gate.answering import MAX_NEW_TOKENS, MAX_PROMPTS
 from quantkit.gate.evidence import FOLDER, read_evidence
 from quantkit.resources import resource
 from quantkit.userpath import user_path
@@ -16,6 +17,7 @@ from quantkit.userpath import user_path
 RUN = Path("run") / "run.json"
 _BUILTIN = "builtin:"
 _DATA = ("builtin:evals/heldout.jsonl",)
+_PROMPTS = ("builtin:evals/prompts.jsonl",)
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,14 @@ class Asked:
     waiver: str | None
     max_samples: int
     base: Path
+    prompts: tuple[Path, ...]
+    max_prompts: int
+    max_new_tokens: int
 
 
-def asked_of(artifact: Artifact, data: list[str], calibration: list[str], policy: str | None) -> Asked:
+def asked_of(
+    artifact: Artifact, data: list[str], calibration: list[str], policy: str | None, prompts: list[str]
+) -> Asked:
     """What the artifact's run record says, with what the user gave (`data`, ... ) in place of it.
 
     Paths the user gave are relative to the present folder. RecipeError names a file that isn't there.
@@ -43,6 +50,7 @@ def asked_of(artifact: Artifact, data: list[str], calibration: list[str], policy
     written = record.get("recipe_file")
     base = Path(written).absolute().parent if isinstance(written, str) else here
     known_data = gate.get("data") or _DATA
+    known_prompts = gate["prompts"] if isinstance(gate.get("prompts"), list) else _PROMPTS
     known_calibration = (recipe.get("calibration") or {}).get("data") or ()
     return Asked(
         source=str(artifact.manifest.source.get("location", "")),
@@ -53,6 +61,9 @@ def asked_of(artifact: Artifact, data: list[str], calibration: list[str], policy
         waiver=(gate.get("review") or {}).get("waive"),
         max_samples=int(gate.get("max_samples") or 64),
         base=base,
+        prompts=tuple(_file(text, here) for text in prompts) or tuple(_file(text, base) for text in known_prompts),
+        max_prompts=int(gate.get("max_prompts") or MAX_PROMPTS),
+        max_new_tokens=int(gate.get("max_new_tokens") or MAX_NEW_TOKENS),
     )
 
 
@@ -61,5 +72,5 @@ def _file(text: str, base: Path) -> Path:
         return resource(text.removeprefix(_BUILTIN))
     path = user_path(text, base, where="data file")
     if not path.is_file():
-        raise RecipeError("no such data file", where=str(path), next="Name it: --data FILE, --calibration FILE")
+        raise RecipeError("no such data file", where=str(path), next="Name it: --data, --prompts or --calibration FILE")
     return path

@@ -148,21 +148,22 @@ def make_windows(
     return EvalSet(tuple(rows), digest.hexdigest(), len(conversations), tuple(files))
 
 
-def encode(item: Conversation, text: ChatText) -> list[int]:
+def encode(item: Conversation, text: ChatText, *, add_generation_prompt: bool = False) -> list[int]:
     """Token ids of a conversation through the chat template, or of its plain text where the model has none.
 
-    A template that refuses a system turn (Gemma's) gets that text at the head of the first user turn.
+    `add_generation_prompt`: end with the header of the assistant's turn. A template that refuses a system turn
+    (Gemma's) gets that text at the head of the first user turn.
     """
     if not text.has_template:
         return text.encode("\n\n".join(m["content"] for m in item.messages), add_special_tokens=True)
     try:
-        return text.encode_chat(item.messages, add_generation_prompt=False)
+        return text.encode_chat(item.messages, add_generation_prompt=add_generation_prompt)
     except RequestError as error:
         if item.messages[0]["role"] != "system" or len(item.messages) < 2:
             raise RecipeError(f"the chat template refuses this conversation: {error.what}", where=item.where) from None
     head, user, *rest = item.messages
     merged = {"role": user["role"], "content": f"{head['content']}\n\n{user['content']}"}
-    return text.encode_chat([merged, *rest], add_generation_prompt=False)
+    return text.encode_chat([merged, *rest], add_generation_prompt=add_generation_prompt)
 
 
 def _conversation(row: Mapping[str, Any], where: str, strict: bool) -> Conversation:

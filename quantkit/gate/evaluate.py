@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,13 +37,14 @@ Tick = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Variant:
-    """A program and its weights, to be run over the windows. `threads`, `backend`: as the executor takes them."""
+    """A program and its weights, to be run whole. `threads`, `backend`, `spill`: as the executor takes them."""
 
     name: str
     program: Program
     weights: WeightProvider
     threads: int | None = None
     backend: str = "auto"
+    spill: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def make_executor(variant: Variant, windows: Sequence[Window], composition: Comp
         max_model_len=longest,
         threads=variant.threads,
         backend=variant.backend,
+        spill=variant.spill,
     )
 
 

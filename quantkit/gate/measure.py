@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from quantkit.artifact.read import Artifact
 from quantkit.formats.schemes import SCHEMES
@@ -39,30 +38,46 @@ class Results:
     seconds: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Models:
+    """What is compared, each loaded when it is run. `spill`: folder for whole models (see Executor)."""
+
+    artifact: Artifact
+    source: ModelSource
+    threads: int
+    backend: str
+    spill: Path | None
+
+    @property
+    def baseline(self) -> Variant:
+        """The unquantized source."""
+        return baseline(self.source, self.threads, self.backend, self.spill)
+
+    @property
+    def candidate(self) -> Variant:
+        """The artifact as it is served."""
+        return Variant("artifact", self.artifact.program, self.artifact, self.threads, self.backend, self.spill)
+
+    def rung(self, name: str) -> Variant:
+        """RTN-INT4 or RTN-INT8 of the source."""
+        return rung(self.source, name, self.threads, self.backend, self.spill)
+
+
 def measure(
-    artifact: Artifact,
-    source: ModelSource,
+    models: Models,
     data: EvalSet,
-    *,
-    threads: int | None,
-    backend: str,
-    progress: Progress | None,
+    told: Told,
 ) -> Results:
     """Compare the artifact, and the ladder, with the baseline on `data`."""
-    threads = threads or torch.get_num_threads()
-    reference = baseline(source, threads, backend)
-    candidate = Variant("artifact", artifact.program, artifact, threads, backend)
-    int4 = rung(source, INT4, threads, backend)
+    artifact, reference, candidate = models.artifact, models.baseline, models.candidate
     floor, few = data.windows[:FLOOR_WINDOWS], data.windows[:INT8_WINDOWS]
-    total = 3 * data.tokens + sum(len(window.ids) for window in (*floor, *few))
-    told = _Told(progress, total)
     compared: dict[str, Compared] = {}
     seconds: dict[str, float] = {}
     began = time.monotonic()
     base = Baseline(reference, data, told.about("baseline"), floor_windows=len(floor))
     compared["noise floor"] = base.floor
     seconds["baseline"] = round(time.monotonic() - began, 2)
-    for variant, windows in ((candidate, None), (rung(source, INT8, threads, backend), len(few)), (int4, None)):
+    for variant, windows in ((candidate, None), (models.rung(INT8), len(few)), (models.rung(INT4), None)):
         began = time.monotonic()
         compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows)
         seconds[variant.name] = round(time.monotonic() - began, 2)
@@ -73,12 +88,18 @@ def measure(
         floor=compared["noise floor"].scores,
         parameters=count_parameters(reference.program),
         least_bits=_least_bits(artifact),
-        coverage=_coverage(artifact, compared["artifact"].backend, threads),
+        coverage=_coverage(artifact, compared["artifact"].backend, models.threads),
     )
     return Results(measured, compared, seconds)
 
 
-class _Told:
+def cost(data: EvalSet) -> int:
+    """Tokens that `measure` runs."""
+    some = (*data.windows[:FLOOR_WINDOWS], *data.windows[:INT8_WINDOWS])
+    return 3 * data.tokens + sum(len(window.ids) for window in some)
+
+
+class Told:
     """Adds up the tokens of all variants for one progress bar."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError
+from quantkit.gate.answering import MAX_NEW_TOKENS, MAX_PROMPTS, answer, questions
+from quantkit.gate.answering import cost as answer_cost
+from quantkit.gate.answers import write_answers
 from quantkit.gate.data import make_windows, read_conversations, refuse_overlap
 from quantkit.gate.evidence import FOLDER, write_evidence
-from quantkit.gate.measure import Progress, measure
+from quantkit.gate.measure import Models, Progress, Told, measure
+from quantkit.gate.measure import cost as token_cost
 from quantkit.gate.policy import Policy, load_policy
+from quantkit.gate.prompts import choose, read_prompts
 from quantkit.gate.results import data_table, domain_rows, variant_row, worst_items
 from quantkit.gate.verdict import Verdict, decide
 from quantkit.models import ModelSource, open_source
@@ -26,6 +34,7 @@ SEED = 0
 
 VERDICT = Path("gate") / "verdict.json"
 DETAILS = Path("gate") / "gate.json"
+ANSWERS = Path("gate") / "answers.jsonl"
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ def run_gate(
     source: ModelSource | str,
     data: Sequence[Path],
     *,
+    prompts: Sequence[Path] = (),
     calibration: Sequence[Path] = (),
     policy: Policy | str = "standard",
     review_waiver: str | None = None,
@@ -54,21 +64,26 @@ def run_gate(
     base: Path = Path("."),
     max_samples: int = 64,
     max_tokens: int = MAX_TOKENS,
+    max_prompts: int = MAX_PROMPTS,
+    max_new_tokens: int = MAX_NEW_TOKENS,
     threads: int | None = None,
     backend: str = "auto",
     progress: Progress | None = None,
 ) -> GateResult:
-    """Judge `artifact`, as served, against its unquantized `source` on held-out conversations.
+    """Judge `artifact`, as served, against its unquantized `source` on held-out conversations and on prompts.
 
     Args:
         artifact: the packaged artifact; opened with every digest checked.
         source: the model it was built from; refused when its fingerprint is another one.
-        data: files of held-out conversations. calibration: files that must share no message with them.
+        data: files of held-out conversations. prompts: files of prompts that both models answer; none: no answers are
+            judged. calibration: files that must share no message with either.
         policy: a policy, the name of a packaged one, or the path of a YAML file relative to `base`.
         review_waiver: why people need not look; without one, an artifact that passes is pending-review.
-        evidence: where `gate/verdict.json` and `gate/gate.json` go; the artifact's own evidence folder by default.
+        evidence: where `gate/verdict.json`, `gate/gate.json` and `gate/answers.jsonl` go; the artifact's own evidence
+            folder by default. Whole models are mapped from nameless files there while they run.
         base: what a relative `source` and `policy` are relative to.
-        max_samples, max_tokens: conversations and tokens judged on at most.
+        max_samples, max_tokens: conversations and tokens judged on at most. max_prompts, max_new_tokens: prompts
+            answered, and tokens of an answer, at most.
         threads, backend: of the executor.
 
     Raises CheckpointError (artifact, source), RecipeError (data, policy, overlap),
@@ -79,9 +94,12 @@ def run_gate(
     rules = policy if isinstance(policy, Policy) else load_policy(policy, base)
     model = open_source(source, base=base) if isinstance(source, str) else source
     _require_same_source(opened, model)
-    conversations = read_conversations(data)
-    refuse_overlap(conversations, read_conversations(calibration, strict=False))
-    text = ChatText(opened.folder)
+    conversations, asked = read_conversations(data), read_prompts(prompts)
+    calibrated = read_conversations(calibration, strict=False)
+    refuse_overlap([*conversations, *(prompt.conversation for prompt in asked)], calibrated)
+    folder = evidence if evidence is not None else opened.folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    text, source_text = ChatText(opened.folder), _source_text(model)
     evaluated = make_windows(
         conversations,
         text,
@@ -90,7 +108,19 @@ def run_gate(
         max_window=min(MAX_WINDOW, opened.program.max_position),
         seed=SEED,
     )
-    results = measure(opened, model, evaluated, threads=threads, backend=backend, progress=progress)
+    posed = questions(
+        choose(asked, max_prompts, seed=SEED),
+        source_text,
+        text,
+        max_new_tokens=max_new_tokens,
+        max_length=opened.program.max_position,
+    )
+    models = Models(opened, model, threads or torch.get_num_threads(), backend, folder)
+    told = Told(progress, token_cost(evaluated) + answer_cost(posed.baseline))
+    results = measure(models, evaluated, told)
+    answered = None
+    if posed.baseline:
+        answered = answer(posed, (models.baseline, source_text), (models.candidate, text), about=told.about)
     verdict = decide(rules, results.measured, review_waiver)
     details = {
         "verdict": verdict.as_dict(),
@@ -104,12 +134,25 @@ def run_gate(
         "variants": {name: variant_row(one) for name, one in results.compared.items()},
         "domains": domain_rows(results.measured, rules),
         "worst": worst_items(evaluated.windows, results.compared["artifact"], text),
-        "seconds": {**results.seconds, "total": round(time.monotonic() - began, 2)},
+        "seconds": {
+            **results.seconds,
+            **(answered.seconds if answered else {}),
+            "total": round(time.monotonic() - began, 2),
+        },
     }
-    folder_of = evidence if evidence is not None else opened.folder / FOLDER
-    write_evidence(folder_of / DETAILS, opened.payload_digest, details)
-    write_evidence(folder_of / VERDICT, opened.payload_digest, verdict.as_dict())
-    return GateResult(verdict, {"payload_digest": opened.payload_digest, **details}, folder_of)
+    digest = opened.payload_digest
+    if answered is not None:
+        write_answers(folder / ANSWERS, digest, answered.pairs)
+    write_evidence(folder / DETAILS, digest, details)
+    write_evidence(folder / VERDICT, digest, verdict.as_dict())
+    return GateResult(verdict, {"payload_digest": digest, **details}, folder)
+
+
+def _source_text(model: ModelSource) -> ChatText:
+    """The source's own tokenizer, template, stop set and defaults."""
+    with tempfile.TemporaryDirectory(prefix="quantkit-gate-") as folder:
+        model.write_tokenizer(Path(folder))
+        return ChatText(folder)
 
 
 def _require_same_source(artifact: Artifact, source: ModelSource) -> None:

@@ -7,6 +7,8 @@ that none divides stays in 8 bits, which makes the comparison stricter. RTN-INT8
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from quantkit.errors import RecipeError
 from quantkit.gate.evaluate import Variant
 from quantkit.models import ModelSource
@@ -21,17 +23,17 @@ HEAD = "lm_head"
 _GROUPS = (128, 64, 32)
 
 
-def baseline(source: ModelSource, threads: int | None, backend: str) -> Variant:
+def baseline(source: ModelSource, threads: int | None, backend: str, spill: Path | None = None) -> Variant:
     """The source in its own precision with a float32 cache."""
     program = lower_precision(fuse(build_program(source.spec)), {}, "FP32")
-    return Variant("baseline", program, SourceWeights(source), threads, backend)
+    return Variant("baseline", program, SourceWeights(source), threads, backend, spill)
 
 
-def rung(source: ModelSource, name: str, threads: int | None, backend: str) -> Variant:
+def rung(source: ModelSource, name: str, threads: int | None, backend: str, spill: Path | None = None) -> Variant:
     """RTN-INT4 or RTN-INT8 of the source."""
     program = fuse(build_program(source.spec))
     lowered = lower_precision(program, rung_schemes(program, name), "FP32")
-    return Variant(name, lowered, RtnWeights(source, search="minmax"), threads, backend)
+    return Variant(name, lowered, RtnWeights(source, search="minmax"), threads, backend, spill)
 
 
 def rung_schemes(program: Program, name: str = INT4) -> dict[str, str]:

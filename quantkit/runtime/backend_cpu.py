@@ -76,8 +76,9 @@ class CpuBackend:
             loaded = self._source.load(self._program.weights[name])
             if isinstance(loaded, QuantizedMatrix):
                 raise TypeError(f"{name} is no plain tensor")
-            spilled = self._spill is not None and self._program.weights[name].kind == "table"
-            self._tensors[name] = cpu.placed(loaded, self._spill.tensor) if spilled else loaded.contiguous()
+            large = self._program.weights[name].kind == "table"
+            room = self._spill if large else None
+            self._tensors[name] = loaded.contiguous() if room is None else cpu.placed(loaded, room.tensor)
         return self._tensors[name]
 
     def _lower(self, node: Node) -> None:

@@ -196,9 +196,9 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
     for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
-            shape = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
+            paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
             dtype = KV_DTYPES[kv.format]
-            side[layer] = torch.zeros(shape, dtype=dtype) if spill is None else spill.tensor(*shape, dtype=dtype)
+            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
