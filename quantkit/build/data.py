@@ -8,6 +8,7 @@ from quantkit.build.context import Outline
 from quantkit.errors import RecipeError
 from quantkit.gate.data import read_conversations, refuse_overlap
 from quantkit.gate.policy import load_policy
+from quantkit.gate.prompts import read_prompts
 from quantkit.gate.rungs import rung_schemes
 
 _FEWEST = 2
@@ -15,8 +16,8 @@ _FEWEST = 2
 
 
 def check_data(outline: Outline) -> None:
-    """RecipeError (file and row) for a row that is no conversation, a file without any, a conversation that is
-    both calibrated on and judged on, an unfit policy, and a model that has no rung to be compared with."""
+    """RecipeError (file and row) for a row that is no conversation, a file without any, a prompt that is none, a
+    message both calibrated on and judged on, an unfit policy, and a model that has no rung to be compared with."""
     load_policy(outline.loaded.recipe.gate.policy, outline.loaded.base)
     rung_schemes(outline.program)
     held_out = read_conversations(outline.data_files("gate"))
@@ -28,4 +29,5 @@ def check_data(outline: Outline) -> None:
                 where=outline.loaded.where(section, "data"),
                 next="Add conversations, or name another file",
             )
-    refuse_overlap(held_out, calibrated)
+    prompts = read_prompts(outline.data_files("gate", "prompts"))
+    refuse_overlap([*held_out, *(prompt.conversation for prompt in prompts)], calibrated)

@@ -23,7 +23,10 @@ def _inputs(context: Context) -> Inputs:
         "policy": load_policy(section.policy, context.loaded.base).model_dump(mode="json"),
         "data": context.data_digests("gate"),
         "calibration": context.data_digests("calibration"),
+        "prompts": context.data_digests("gate", "prompts"),
         "max_samples": section.max_samples,
+        "max_prompts": section.max_prompts,
+        "max_new_tokens": section.max_new_tokens,
         "waiver": section.review.waive,
     }
 
@@ -36,11 +39,14 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         needs["package"] / PAYLOAD,
         context.source,
         context.data_files("gate"),
+        prompts=context.data_files("gate", "prompts"),
         calibration=context.data_files("calibration"),
         policy=load_policy(section.policy, context.loaded.base),
         review_waiver=section.review.waive,
         evidence=folder / EVIDENCE,
         max_samples=section.max_samples,
+        max_prompts=section.max_prompts,
+        max_new_tokens=section.max_new_tokens,
         threads=context.threads,
         progress=progress,
     )
