@@ -54,9 +54,10 @@ class KernelSpec:
 
     name: unique, as in the artifact's files. op: the program op it implements. function: the `@triton.jit` function.
     refusal: why it cannot serve the facts (of its op), or None where it can; the first spec that can is taken.
+    launch: 0; where an op takes several launches one after another, this one's place among them (each is chosen apart).
     signature: how it is specialised for the facts; equal signatures are compiled once.
     grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
-        `rows`, `n` and, for attention, `sequences`.
+            `rows`, `n` and, for attention, `sequences`.
     """
 
     name: str
@@ -65,3 +66,4 @@ class KernelSpec:
     refusal: Callable[[Facts], str | None]
     signature: Callable[[Facts], Signature]
     grid: Callable[[Signature, Mapping[str, int]], tuple[int, int, int]]
+    launch: int = 0
