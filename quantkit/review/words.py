@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -40,12 +41,9 @@ def _shared(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int, i
 
 def _segments(words: Sequence[str], marked: Sequence[bool]) -> Segments:
     """Neighbouring words of one kind joined; white space between two marked words is marked with them."""
-    made: Segments = []
+    shown = []
     for index, (word, mark) in enumerate(zip(words, marked, strict=True)):
         between = word.isspace() and 0 < index < len(words) - 1
-        shown = (marked[index - 1] and marked[index + 1]) if between else mark and not word.isspace()
-        if made and made[-1][1] == shown:
-            made[-1] = (made[-1][0] + word, shown)
-        else:
-            made.append((word, shown))
-    return made
+        shown.append((marked[index - 1] and marked[index + 1]) if between else mark and not word.isspace())
+    runs = itertools.groupby(zip(words, shown, strict=True), key=lambda pair: pair[1])
+    return [("".join(word for word, _ in run), mark) for mark, run in runs]
