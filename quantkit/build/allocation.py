@@ -1,7 +1,7 @@
 """Allocation files: what `quantkit search` found, as JSON that another recipe's `quantization.allocation` names.
 
 {"kind": "quantkit-allocation", "version": 1, "average_bits": 4.98, ...,
- "schemes": {"layers.0.qkv": {"scheme": "W8A16", "shape": [960, 576]}, ...}}
+ "schemes": {"layers.0.qkv": {"scheme": "W8A16", "shape": "960x576"}, ...}}
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def write_allocation(
     path: Path, schemes: Mapping[str, str], units: Mapping[str, Weight], about: Mapping[str, Any]
 ) -> None:
     """Write `schemes` (one for each of `units`) to `path`, with facts `about` them for people to read."""
-    rows = {group: {"scheme": schemes[group], "shape": list(weight.shape)} for group, weight in units.items()}
+    rows = {group: {"scheme": schemes[group], "shape": _shape(weight)} for group, weight in units.items()}
     write_json(path, {"kind": KIND, "version": VERSION, **about, "schemes": rows})
 
 
@@ -57,9 +57,9 @@ def read_allocation(path: Path, units: Mapping[str, Weight]) -> dict[str, str]:
             raise RecipeError(
                 f"unknown scheme {_shown(row['scheme'])}", where=where, next=f"Known: {', '.join(SCHEMES)}"
             )
-        if row.get("shape", list(units[group].shape)) != list(units[group].shape):
+        if row.get("shape", _shape(units[group])) != _shape(units[group]):
             raise RecipeError(
-                f"{group} is {_shown(row['shape'])} in this file and {list(units[group].shape)} in the model",
+                f"{group} is {_shown(row['shape'])} in this file and {_shape(units[group])} in the model",
                 where=where,
                 next="The file was made for another model: search again",
             )
@@ -68,6 +68,10 @@ def read_allocation(path: Path, units: Mapping[str, Weight]) -> dict[str, str]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RecipeError(f"no scheme for {missing[0]}{more}", where=source.where(("schemes",)))
     return {group: rows[group]["scheme"] for group in units}
+
+
+def _shape(weight: Weight) -> str:
+    return f"{weight.shape[0]}x{weight.shape[1]}"
 
 
 def _groups(units: Mapping[str, Weight]) -> str:

@@ -21,8 +21,10 @@ from quantkit.cli.gate import gate
 from quantkit.cli.init import init
 from quantkit.cli.inspect import inspect
 from quantkit.cli.plan import plan
+from quantkit.cli.profile import profile
 from quantkit.cli.report import report
 from quantkit.cli.schema import schema
+from quantkit.cli.search import search
 from quantkit.cli.serve import serve
 from quantkit.cli.verify import verify
 from quantkit.errors import QuantkitError
@@ -40,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (init, plan, build, inspect, verify, gate, report, serve, chat, schema):
+for command in (init, profile, plan, search, build, inspect, verify, gate, report, serve, chat, schema):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -57,7 +57,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget_bits: float) -> dic
     sensitivity that is not finite.
     """
     least = least_bits(options)
-    if budget_bits < least - TOLERANCE:
+    if not budget_bits >= least - TOLERANCE:  # NaN too
         raise RecipeError(
             f"a budget of {budget_bits:g} bits a weight is infeasible for the schemes allowed",
             next=f"The least feasible value is {least:.4f}: raise the budget or allow cheaper schemes",

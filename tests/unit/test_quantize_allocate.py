@@ -8,7 +8,7 @@ import random
 import pytest
 
 from quantkit.errors import RecipeError
-from quantkit.quantize.allocate import TOLERANCE, Option, allocate, average_bits, least_bits
+from quantkit.quantize.allocate import TOLERANCE, Option, allocate, average_bits, frontier, least_bits
 
 
 def _random_options(seed: int, groups: int = 6) -> dict[str, list[Option]]:
@@ -81,3 +81,12 @@ def test_the_solver_keeps_stdout_for_results(capfd):
     for seed in range(20):
         allocate(_random_options(seed, groups=40), 5.0)
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_corners_of_the_frontier_are_what_the_exact_search_finds_there(seed):
+    options = _random_options(seed)
+    corners = frontier(options)
+    assert corners[0][0] == pytest.approx(least_bits(options))
+    for bits, sensitivity in corners:
+        assert _cost(options, allocate(options, bits + 1e-9)) == pytest.approx(sensitivity, rel=1e-6, abs=1e-9)

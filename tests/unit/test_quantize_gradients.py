@@ -9,10 +9,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quantkit.calibration.samples import CalibrationSet, Sample
+from quantkit.errors import NumericsError
 from quantkit.models import open_source
 from quantkit.program import build_program, fuse
 from quantkit.quantize import gradients
-from quantkit.quantize.gradients import GradientWalk, Tap
+from quantkit.quantize.gradients import STEP_TOKENS, GradientWalk, Tap, choose, draw
+from quantkit.quantize.sensitivity import kl_by_sample, kl_by_token, loss_changes
 from tests.tiny import FAMILIES, make_checkpoint
 
 GROUPS = ("qkv", "o", "gate_up", "down")
@@ -27,10 +29,10 @@ def _samples(lengths=(5, 33, 1, 17)) -> CalibrationSet:
     return CalibrationSet(tuple(made), "", {})
 
 
-def _walk(folder: Path, work: Path, samples: CalibrationSet | None = None) -> GradientWalk:
+def _walk(folder: Path, work: Path, samples: CalibrationSet | None = None, seed: int = 3) -> GradientWalk:
     work.mkdir(exist_ok=True)
     source = open_source(str(folder))
-    return GradientWalk(source, fuse(build_program(source.spec)), samples or _samples(), work, seed=3)
+    return GradientWalk(source, fuse(build_program(source.spec)), samples or _samples(), work, seed=seed)
 
 
 def _all_taps(walk: GradientWalk) -> dict[str, Tap]:
@@ -83,3 +85,66 @@ def test_gradients_are_those_of_autograd_through_transformers(tmp_path, family, 
     for group, tap in ours.items():
         scale = theirs[group].abs().max()
         torch.testing.assert_close(tap.gradients / scale, theirs[group] / scale, rtol=1e-3, atol=1e-4)
+
+
+def _kl_of_changed(folder: Path, samples: CalibrationSet, layer: int, error: torch.Tensor) -> float:
+    """Mean KL over all tokens when `error` is added to a layer's down projection, from Transformers in float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    down = model.model.layers[layer].mlp.down_proj.weight
+    with torch.no_grad():
+        before = [model(torch.tensor([s.ids])).logits[0].log_softmax(-1) for s in samples.samples]
+        down += error
+        after = [model(torch.tensor([s.ids])).logits[0].log_softmax(-1) for s in samples.samples]
+    divergences = [(p.exp() * (p - q)).sum(-1) for p, q in zip(before, after, strict=True)]
+    return float(torch.cat(divergences).mean())
+
+
+@pytest.mark.parametrize(("layer", "predict"), [(1, "token"), (0, "sample")])
+def test_the_predicted_kl_is_the_measured_one_for_a_small_error(tmp_path, layer, predict):
+    # The last layer's errors stay with their token; an earlier layer's add up over a sample.
+    folder, samples = make_checkpoint(tmp_path / "model", "llama"), _samples((24,) * 8)
+    error = torch.randn(128, 256, generator=torch.Generator().manual_seed(5)) * 1e-3
+    predicted = []
+    for seed in range(24):
+        walk = _walk(folder, tmp_path / f"work-{seed}", samples, seed)
+        for at in range(walk.begin() - 1, layer - 1, -1):
+            taps = walk.taps(at, [f"layers.{at}.down"])
+            walk.finish(at)
+        changes = loss_changes(taps[f"layers.{layer}.down"], error)
+        predicted.append(kl_by_token(changes) if predict == "token" else kl_by_sample(changes, [24] * 8))
+    assert sum(predicted) / len(predicted) == pytest.approx(_kl_of_changed(folder, samples, layer, error), rel=0.2)
+
+
+def test_labels_are_drawn_as_often_as_they_are_probable():
+    probabilities = torch.tensor([[0.5, 0.0, 0.3, 0.2]]).expand(20_000, 4)
+    labels = draw(probabilities, torch.Generator().manual_seed(0))
+    shares = torch.bincount(labels, minlength=4) / len(labels)
+    torch.testing.assert_close(shares, probabilities[0], rtol=0, atol=0.02)
+    assert shares[1] == 0
+
+
+def test_a_part_of_the_samples_is_chosen_by_seed_in_order_and_cut():
+    samples = _samples((600, 100, 30, 200, 50, 900)).samples
+    chosen = choose(samples, 400, seed=1)
+    assert chosen.samples == choose(samples, 400, seed=1).samples
+    assert {choose(samples, 400, seed=s).samples for s in range(8)} != {chosen.samples}
+    names = [sample.name for sample in chosen.samples]
+    assert names == sorted(names)
+    assert 400 <= chosen.tokens < 400 + STEP_TOKENS
+    assert all(len(sample.ids) <= STEP_TOKENS for sample in choose(samples, 10_000, seed=1).samples)
+    assert len(choose(samples, 10_000, seed=1).samples) == 6
+    assert len(choose(samples, 1, seed=1).samples) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "where"), [(float("nan"), "embedding, sample s1"), (3e38, "gradients of the head, sample s1")]
+)
+def test_what_is_not_finite_is_named_with_layer_and_sample(tmp_path, value, where):
+    from safetensors.torch import load_file, save_file
+
+    folder, samples = make_checkpoint(tmp_path / "model", "llama"), _samples()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][samples.samples[1].ids[7]] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NumericsError, match=where):
+        _walk(folder, tmp_path / "work").begin()
