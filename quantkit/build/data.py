@@ -4,9 +4,11 @@ stage. Apart from `context`, which every stage imports: what only the gate needs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from quantkit.build.context import Outline
 from quantkit.errors import RecipeError
-from quantkit.gate.data import read_conversations, refuse_overlap
+from quantkit.gate.data import Conversation, each_conversation, read_conversations, refuse_overlap
 from quantkit.gate.policy import load_policy
 from quantkit.gate.prompts import read_prompts
 from quantkit.gate.rungs import rung_schemes
@@ -21,13 +23,20 @@ def check_data(outline: Outline) -> None:
     load_policy(outline.loaded.recipe.gate.policy, outline.loaded.base)
     rung_schemes(outline.program)
     held_out = read_conversations(outline.data_files("gate"))
-    calibrated = read_conversations(outline.data_files("calibration"), strict=False)
-    for section, found, fewest in (("gate", held_out, _FEWEST), ("calibration", calibrated, 1)):
-        if len(found) < fewest:
+    prompts = read_prompts(outline.data_files("gate", "prompts"))
+    calibrated = 0
+
+    def counted() -> Iterator[Conversation]:
+        nonlocal calibrated
+        for item in each_conversation(outline.data_files("calibration"), strict=False):
+            calibrated += 1
+            yield item
+
+    refuse_overlap([*held_out, *(prompt.conversation for prompt in prompts)], counted())
+    for section, found, fewest in (("gate", len(held_out), _FEWEST), ("calibration", calibrated, 1)):
+        if found < fewest:
             raise RecipeError(
-                f"{section}.data holds {len(found)} conversations; at least {fewest} are needed",
+                f"{section}.data holds {found} conversations; at least {fewest} are needed",
                 where=outline.loaded.where(section, "data"),
                 next="Add conversations, or name another file",
             )
-    prompts = read_prompts(outline.data_files("gate", "prompts"))
-    refuse_overlap([*held_out, *(prompt.conversation for prompt in prompts)], calibrated)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,30 +85,40 @@ def read_conversations(paths: Iterable[Path], *, strict: bool = True) -> list[Co
     RecipeError names file and row of one without conversation or with an id used before, and, when `strict`, of one
     without id, category or language.
     """
-    found: list[Conversation] = []
+    return list(each_conversation(paths, strict=strict))
+
+
+def each_conversation(paths: Iterable[Path], *, strict: bool = True) -> Iterator[Conversation]:
+    """`read_conversations` one at a time: for files that need not fit into memory."""
     ids: dict[str, str] = {}
     for path in paths:
         for number, row in enumerate(read_rows(path), start=1):
             item = _conversation(row, f"{path}:{number}", strict)
-            if strict and item.id in ids:
-                raise RecipeError(f"the id {item.id!r} was used before", where=item.where, next=f"See {ids[item.id]}")
-            ids[item.id] = item.where
-            found.append(item)
-    return found
+            if strict:
+                if item.id in ids:
+                    raise RecipeError(
+                        f"the id {item.id!r} was used before", where=item.where, next=f"See {ids[item.id]}"
+                    )
+                ids[item.id] = item.where
+            yield item
 
 
 def refuse_overlap(held_out: Iterable[Conversation], calibration: Iterable[Conversation]) -> None:
     """RecipeError when a message of the held-out set also stands in the calibration set, by hash of normalised text.
 
-    System messages are instructions that many conversations may share and don't count, nor do very short ones.
+    System messages are instructions that many conversations may share and don't count, nor do very short ones. Memory
+    holds the held-out set's hashes; the calibration set is gone through once.
     """
-    seen = {key: item.where for item in calibration for key in _message_hashes(item)}
+    judged: dict[bytes, str] = {}
     for item in held_out:
         for key in _message_hashes(item):
-            if key in seen:
+            judged.setdefault(key, item.where)
+    for item in calibration:
+        for key in _message_hashes(item):
+            if key in judged:
                 raise RecipeError(
-                    f"this conversation is also used for calibration ({seen[key]}): judging on it would prove nothing",
-                    where=item.where,
+                    f"this conversation is also used for calibration ({item.where}): judging on it would prove nothing",
+                    where=judged[key],
                     next="Remove it from one of the two files",
                 )
 

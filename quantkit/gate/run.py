@@ -16,7 +16,7 @@ from quantkit.errors import CheckpointError
 from quantkit.gate.answering import MAX_NEW_TOKENS, MAX_PROMPTS, answer, questions
 from quantkit.gate.answering import cost as answer_cost
 from quantkit.gate.answers import write_answers
-from quantkit.gate.data import make_windows, read_conversations, refuse_overlap
+from quantkit.gate.data import each_conversation, make_windows, read_conversations, refuse_overlap
 from quantkit.gate.evidence import FOLDER, write_evidence
 from quantkit.gate.measure import Models, Progress, Told, measure
 from quantkit.gate.measure import cost as token_cost
@@ -95,7 +95,7 @@ def run_gate(
     model = open_source(source, base=base) if isinstance(source, str) else source
     _require_same_source(opened, model)
     conversations, asked = read_conversations(data), read_prompts(prompts)
-    calibrated = read_conversations(calibration, strict=False)
+    calibrated = each_conversation(calibration, strict=False)
     refuse_overlap([*conversations, *(prompt.conversation for prompt in asked)], calibrated)
     folder = evidence if evidence is not None else opened.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
