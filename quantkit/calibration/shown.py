@@ -20,7 +20,7 @@ class Decoder(Protocol):
 
 
 def coverage_lines(seen: Mapping[str, Any]) -> list[str]:
-    """The table of a `coverage.Coverage`: a line a category and language, P50/P95/P99 of tokens, the profile's beside."""
+    """The table of a `coverage.Coverage`: a line a category and language; tokens as P50/P95/P99."""
     names = [f"{s['category']} {s['language']}" for s in seen["strata"]]
     width = max(map(len, (*names, "calibration")))
     profile = seen["profile"]

@@ -26,13 +26,13 @@ _SCRIPTS = {
 _WEIGHTS = {"zh": 3, "ja": 3, "ko": 3}
 """A character of these carries about a syllable or a word, a Latin letter does not."""
 _COMMON = {
-    "en": "the and is of to in that for with you this are what how please not from your can i",
-    "de": "der die das und ist nicht ein eine zu den von mit ich sie für auf wie bitte im sich",
-    "fr": "le la les et est une des pour dans que vous je pas sur avec du au qui nous bonjour",
-    "es": "el los las y es una que de en por para con no del se un mi cómo está usted",
-    "it": "il gli e è una che di per con non sono del della mi come un si grazie questo lo",
-    "pt": "o os as e é uma que de em por para com não do da um se como você meu",
-    "nl": "de het een en is van niet dat ik te op voor met zijn er maar hoe wat u aan",
+    "en": "the and is of to in that for with you this are what how please not from your can my we it on",
+    "de": "der die das und ist nicht ein eine zu den mit ich sie für auf wie bitte im sich wir",
+    "fr": "le les et est une des pour dans que vous je pas sur avec au qui nous bonjour mon",
+    "es": "el los las es una que para con del se mi cómo está usted y por qué hola",
+    "it": "il gli che di con non sono del della mi grazie questo lo sul dei ciao vorrei",
+    "pt": "os é uma que para com não do da um se você meu olá obrigado está",
+    "nl": "het een en van niet dat ik voor zijn er maar hoe wat mijn graag jullie",
 }
 _WORDS = {language: frozenset(words.split()) for language, words in _COMMON.items()}
 _WORD = re.compile(r"[^\W\d_]+")
@@ -58,6 +58,8 @@ def language_of(text: str) -> str:
 
 
 def _latin(text: str) -> str:
+    """The language with the most known words: another than English where those are several and clearly more."""
     words = [word.casefold() for word in _WORD.findall(text)]
     hits = {language: sum(word in known for word in words) for language, known in _WORDS.items()}
-    return max(hits, key=hits.__getitem__)  # the first of equals: English
+    best = max(hits, key=hits.__getitem__)  # the first of equals
+    return best if hits[best] >= 2 and hits[best] > 1.5 * hits["en"] else "en"
