@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from quantkit.build.decisions import Decisions, decide
+from quantkit.calibration.hub import HUB, hub_files
 from quantkit.errors import RecipeError
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
@@ -39,7 +40,13 @@ class Outline:
     def data_files(self, section: str, key: str = "data") -> list[Path]:
         """The files that `calibration` or `gate` lists, all there; RecipeError names the line of one that is not."""
         texts: list[str] = getattr(getattr(self.loaded.recipe, section), key)
-        return [self.loaded.file(text, section, key, i) for i, text in enumerate(texts)]
+        files: list[Path] = []
+        for i, text in enumerate(texts):
+            if text.startswith(HUB):
+                files += hub_files(text, self.loaded.where(section, key, i))
+            else:
+                files.append(self.loaded.file(text, section, key, i))
+        return files
 
     def profile(self) -> Profile | None:
         """The traffic profile that calibration follows; RecipeError names its line that is wrong."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quantkit.artifact.read import Artifact
+from quantkit.calibration.hub import HUB, hub_files
 from quantkit.errors import RecipeError
 from quantkit.gate.answering import MAX_NEW_TOKENS, MAX_PROMPTS
 from quantkit.gate.evidence import FOLDER, read_evidence
@@ -54,17 +55,20 @@ def asked_of(
     known_calibration = (recipe.get("calibration") or {}).get("data") or ()
     return Asked(
         source=str(artifact.manifest.source.get("location", "")),
-        data=tuple(_file(text, here) for text in data) or tuple(_file(text, base) for text in known_data),
-        calibration=tuple(_file(text, here) for text in calibration)
-        or tuple(_file(text, base) for text in known_calibration),
+        data=_files(data, here) or _files(known_data, base),
+        calibration=_files(calibration, here) or _files(known_calibration, base),
         policy=str(here / policy) if policy and Path(policy).suffix else policy or gate.get("policy") or "standard",
         waiver=(gate.get("review") or {}).get("waive"),
         max_samples=int(gate.get("max_samples") or 64),
         base=base,
-        prompts=tuple(_file(text, here) for text in prompts) or tuple(_file(text, base) for text in known_prompts),
+        prompts=_files(prompts, here) or _files(known_prompts, base),
         max_prompts=int(gate.get("max_prompts") or MAX_PROMPTS),
         max_new_tokens=int(gate.get("max_new_tokens") or MAX_NEW_TOKENS),
     )
+
+
+def _files(texts: Sequence[str], base: Path) -> tuple[Path, ...]:
+    return tuple(path for text in texts for path in (hub_files(text) if text.startswith(HUB) else (_file(text, base),)))
 
 
 def _file(text: str, base: Path) -> Path:

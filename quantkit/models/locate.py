@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from quantkit.errors import CheckpointError, PreflightError, RecipeError
 from quantkit.userpath import user_path
@@ -85,19 +87,27 @@ def is_license(name: str) -> bool:
 
 def _from_hub(name: str) -> Path:
     """The model's files in the local hub cache, fetched first where a network exists; never its code."""
+    return hub_snapshot(name, _HUB_FILES, kind="model", instead="its folder")
+
+
+def hub_snapshot(name: str, patterns: Sequence[str], *, kind: Literal["model", "dataset"], instead: str) -> Path:
+    """The folder in the local hub cache that holds `name`'s files of `patterns`, fetched first where a network exists.
+
+    PreflightError where that is not to be had; it advises to give `instead`.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(name, repo_type=kind, allow_patterns=list(patterns)))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError):
         raise PreflightError(
-            f"model {name} is neither a path here nor in the hub cache, and no hub can be reached",
+            f"{kind} {name} is neither a path here nor in the hub cache, and no hub can be reached",
             where=name,
-            next="Fetch it on a machine with a network and give its folder",
+            next=f"Fetch it on a machine with a network and give {instead}",
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code
         raise PreflightError(
-            f"the hub answers {status} for model {name}", where=name, next="Check the name, or give a local folder"
+            f"the hub answers {status} for {kind} {name}", where=name, next=f"Check the name, or give {instead}"
         ) from None
