@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quantkit.runtime.request import RequestOutput, TokenLogprobs
 from quantkit.runtime.sampling import SamplingParams
-from quantkit.runtime.stops import StopScanner
+from quantkit.runtime.shown_text import ShownText
 from quantkit.runtime.text import ChatText
 
 
@@ -35,13 +35,12 @@ class Answer:
     def __init__(self, index: int, text: ChatText, params: SamplingParams) -> None:
         self.completion = Completion(index, token_ids=[], logprobs=None if params.logprobs is None else [])
         self._ids: list[int] = []
-        self._min_tokens = params.min_tokens
-        self._detokenizer, self._scanner = text.detokenizer(), StopScanner(params.stop)
+        self._shown = ShownText(text, params)
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string ended the answer, which the engine does not know of."""
-        return self._scanner.stopped is not None
+        return self._shown.stopped
 
     def take(self, output: RequestOutput) -> str:
         """Adds what one step brought; gives the text that can be shown for it."""
@@ -52,19 +51,14 @@ class Answer:
                 answer.logprobs.append(output.logprobs[position])
             if output.finish_reason == "stop" and position == len(output.token_ids) - 1:
                 continue  # the stop token itself is no text
-            piece += self._scan(self._detokenizer.push((token,)))
+            piece += self._shown.push(token)
             if self.stopped:
                 break
         if output.finish_reason is not None and not self.stopped:
-            piece += self._scan(self._detokenizer.flush())
-            piece += self._scanner.flush()
+            piece += self._shown.flush()
         answer.token_ids = self._ids
         answer.finish_reason = "stop" if self.stopped else output.finish_reason
         answer.error = output.error
         answer.prompt_tokens, answer.cached_tokens = output.prompt_tokens, output.cached_tokens
         answer.text += piece
         return piece
-
-    def _scan(self, text: str) -> str:
-        """Stop strings count once `min_tokens` are out."""
-        return self._scanner.feed(text) if len(self._ids) > self._min_tokens else text

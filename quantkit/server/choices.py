@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from quantkit.runtime.request import RequestOutput, TokenLogprobs
 from quantkit.runtime.sampling import SamplingParams
-from quantkit.runtime.stops import StopScanner
+from quantkit.runtime.shown_text import ShownText
 from quantkit.runtime.text import ChatText
 
 
@@ -41,10 +41,7 @@ class Choice:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.finish_reason: str | None = None
-        self._detokenizer = text.detokenizer()
-        self._scanner = StopScanner(params.stop)
-        self._min_tokens = params.min_tokens
-        self._produced = 0
+        self._text = ShownText(text, params)
         self._shown = 0
         self._waiting: list[Token] = []
 
@@ -63,31 +60,22 @@ class Choice:
                     self.completion_tokens += 1
                     break  # the token that stopped it is no text
                 if output.logprobs is not None:
-                    self._waiting.append(Token(token, self._produced, output.logprobs[position]))
+                    self._waiting.append(Token(token, self._text.produced, output.logprobs[position]))
                 self.completion_tokens += 1
-                piece.text += self._show(self._detokenizer.push((token,)))
-                if self._scanner.stopped is not None:
+                piece.text += self._text.push(token)
+                if self._text.stopped:
                     return self._finish(piece, "stop")
             if output.finish_reason is not None:
-                piece.text += self._show(self._detokenizer.flush())
-                if self._scanner.stopped is not None:
-                    return self._finish(piece, "stop")
-                piece.text += self._scanner.flush()
-                return self._finish(piece, output.finish_reason)
+                piece.text += self._text.flush()
+                return self._finish(piece, "stop" if self._text.stopped else output.finish_reason)
         self._shown += len(piece.text)
         piece.tokens = self._release(self._shown)
         return piece
 
-    def _show(self, text: str) -> str:
-        """What may be shown of new text; stop strings count from the request's `min_tokens` on."""
-        self._produced += len(text)
-        return self._scanner.feed(text) if self.completion_tokens > self._min_tokens else text
-
     def _finish(self, piece: Piece, reason: str) -> Piece:
         self.finish_reason = reason
         self._shown += len(piece.text)
-        whole = self._scanner.stopped is None
-        piece.tokens = self._release(self._produced + 1 if whole else self._shown)
+        piece.tokens = self._release(self._shown if self._text.stopped else self._text.produced + 1)
         piece.finish_reason = reason
         return piece
 
