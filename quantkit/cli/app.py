@@ -23,6 +23,7 @@ from quantkit.cli.inspect import inspect
 from quantkit.cli.plan import plan
 from quantkit.cli.profile import profile
 from quantkit.cli.report import report
+from quantkit.cli.review import review
 from quantkit.cli.schema import schema
 from quantkit.cli.search import search
 from quantkit.cli.serve import serve
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 for command in (init, profile, plan, search, build, inspect, verify, gate, report, serve, chat, schema):
     app.command()(command)
+app.add_typer(review, name="review")
 app.add_typer(bench, name="bench")
 
 

@@ -36,7 +36,7 @@ class Status:
     """Where the review of a payload stands.
 
     verdict: pass, fail or pending-review, with `reason` in a sentence. An accept counts once it is signed, a reject at
-    once. sample, record and tally are None before a sample was drawn.
+    once. sample, record and tally are None before a sample was drawn. set_aside: reviews that a redraw ended.
     """
 
     payload_digest: str
@@ -47,6 +47,7 @@ class Status:
     tally: Tally | None
     signoff: Signoff | None
     waiver: Waiver | None
+    set_aside: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -65,6 +66,7 @@ class Status:
             "record": _lines(self.record) if self.record else None,
             "signoff": dict(self.signoff.content) if self.signoff else None,
             "waiver": dict(self.waiver.content) if self.waiver else None,
+            "set_aside": self.set_aside,
         }
 
 
@@ -85,7 +87,7 @@ def review_status(artifact: Path | str, *, today: date | None = None) -> Status:
     found = tally(sample, record)
     _require_signed_as_found(place, signoff, record, found)
     verdict, reason = _verdict(word, found)
-    return Status(digest, verdict, reason, sample, record, found, signoff, waiver)
+    return Status(digest, verdict, reason, sample, record, found, signoff, waiver, _aside(place))
 
 
 def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
@@ -203,8 +205,11 @@ def _set_aside(place: Path) -> None:
     present = [name for name in names if (place / name).exists()]
     if not present:
         return
-    number = 1 + sum(1 for _ in place.glob("aside-*"))
-    aside = place / f"aside-{number}"
+    aside = place / f"aside-{_aside(place) + 1}"
     aside.mkdir()
     for name in present:
         (place / name).rename(aside / name)
+
+
+def _aside(place: Path) -> int:
+    return sum(1 for _ in place.glob("aside-*"))

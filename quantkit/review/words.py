@@ -11,7 +11,7 @@ Segments = list[tuple[str, bool]]
 """(text, whether the other side lacks it), which joined give the whole text back."""
 
 _WORDS = re.compile(r"\s+|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]|\w+|[^\w\s]")
-_MOST = 3000
+_MOST = 1200
 """Words of a text beyond which what is between common beginning and end is marked whole: matching takes time."""
 
 

@@ -1,0 +1,155 @@
+"""What the page asks for and is told, as plain data. Blind: nothing tells which answer is whose before the judgement.
+
+Knows nothing of HTTP. Every text passes `shown`, which gives hidden and turning characters names; the page sets it as
+text, never as markup.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quantkit.artifact import people
+from quantkit.errors import RequestError
+from quantkit.report.escape import shown
+from quantkit.review import record
+from quantkit.review.decide import Tally, tally
+from quantkit.review.record import REASONS, Judgement, Record, Said, check_reviewer, read_record
+from quantkit.review.sample import Sample, Showing
+from quantkit.review.status import review_status, sign
+from quantkit.review.words import Segments, differing
+
+_GUESS_S = 20.0
+"""Seconds a pair is taken to need before the reviewer's own pace is known."""
+NAMES = {"baseline": "the original model", "candidate": "the quantized model"}
+
+
+class Session:
+    """One artifact under review; `reviewer` is fixed when it isn't empty. Calls may come from several threads."""
+
+    def __init__(self, artifact: Path, sample: Sample, reviewer: str = "") -> None:
+        if reviewer:
+            check_reviewer(reviewer)
+        self._artifact, self._sample, self._fixed = artifact, sample, reviewer
+        self._folder = artifact / people.FOLDER
+        self._since: dict[tuple[str, str], datetime] = {}
+        self._lock = threading.Lock()
+
+    def state(self, reviewer: str, *, more: bool = False) -> dict[str, Any]:
+        """Where the reviewer is and the next pair for them.
+
+        Args:
+            more: go on judging although the plan is decided.
+
+        Raises RequestError for a name that is none, CheckpointError for a damaged record.
+        """
+        name = self._fixed or reviewer
+        about = {"artifact": self._artifact.resolve().name, "fixed": bool(self._fixed), "reasons": list(REASONS)}
+        if not name:
+            return {**about, "reviewer": "", "pair": None, "done": None, "progress": self._progress(None, ())}
+        check_reviewer(name)
+        with self._lock:
+            kept = read_record(self._folder, self._sample)
+            found = tally(self._sample, kept)
+            wanted = [showing for showing in self._sample.showings if showing.stage <= found.stage]
+            judged = kept.of(name)
+            next_one = next((showing for showing in wanted if showing.id not in judged), None)
+            over = found.decision == "reject" or (found.decision == "accept" and not more)
+            pair = None if next_one is None or over else self._pair(next_one, name)
+            last = max(judged.values(), key=lambda one: one.n, default=None)
+            return {
+                **about,
+                "reviewer": name,
+                "progress": self._progress(found, [judged.get(showing.id) for showing in wanted]),
+                "pair": pair,
+                "undo": last is not None,
+                "done": self._done(kept, found, open_pairs=next_one is not None) if pair is None else None,
+            }
+
+    def judge(self, reviewer: str, said: Said) -> dict[str, Any]:
+        """Keep a judgement; tells which answer was whose. RequestError for one that is none."""
+        name = self._fixed or reviewer
+        with self._lock:
+            shown_at = self._since.get((name, said.showing))
+            if shown_at is None:
+                raise RequestError("this pair was not shown to you yet", next="Reload the page")
+            made = record.judge(self._folder, self._sample, name, said, shown_at)
+        return {"told": self._told(made, said)}
+
+    def undo(self, reviewer: str) -> dict[str, Any]:
+        """Retract the reviewer's last judgement. RequestError when there is none."""
+        name = self._fixed or reviewer
+        with self._lock:
+            last = record.retract(self._folder, self._sample, name)
+            self._since[name, last.showing] = datetime.now(UTC)
+        return {"told": "Undone. The record keeps both."}
+
+    def sign(self, reviewer: str) -> dict[str, Any]:
+        """Sign the decision in the reviewer's name. NotDecided while there is none."""
+        with self._lock:
+            signed = sign(self._artifact, self._fixed or reviewer)
+        return {"told": f"Signed by {signed.reviewer}: {signed.decision}."}
+
+    def _pair(self, showing: Showing, reviewer: str) -> dict[str, Any]:
+        self._since.setdefault((reviewer, showing.id), datetime.now(UTC))
+        answer = self._sample.answer(showing.item)
+        if showing.kind == "catch":
+            texts = (answer.baseline, answer.baseline)
+        else:
+            _, order = record.sides(self._sample, showing, reviewer)
+            texts = (getattr(answer, order[0]), getattr(answer, order[1]))
+        first, second = differing(shown(texts[0]), shown(texts[1]))
+        return {
+            "id": showing.id,
+            "language": shown(answer.language),
+            "category": shown(answer.category),
+            "turns": [{"role": shown(role), "text": shown(text)} for role, text in answer.messages],
+            "criteria": shown(answer.criteria),
+            "answers": [_plain(first), _plain(second)],
+        }
+
+    def _told(self, made: Judgement, said: Said) -> str:
+        """Who was who, after the vote."""
+        if made.kind == "catch":
+            slip = made.outcome in ("better", "worse")
+            return f"Kept. This was a check: both answers were the same{', word for word' if slip else ''}."
+        showing = next(one for one in self._sample.showings if one.id == made.showing)
+        _, order = record.sides(self._sample, showing, made.reviewer)
+        return f"Kept. Answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
+
+    def _progress(self, found: Tally | None, judged: list[Judgement | None] | tuple[()]) -> dict[str, Any]:
+        times = [one.seconds for one in judged if one is not None]
+        left = sum(one is None for one in judged)
+        pace = statistics.median(times) if len(times) >= 3 else _GUESS_S
+        return {
+            "done": len(judged) - left,
+            "total": len(judged),
+            "minutes": max(1, round(left * min(pace, 300.0) / 60)) if left else 0,
+            "stage": found.stage + 1 if found else 1,
+            "missing": found.missing if found else self._sample.missing(0),
+            "needed": self._sample.plan.needed(found.stage if found else 0),
+            "prompts": self._sample.prompts,
+        }
+
+    def _done(self, kept: Record, found: Tally, *, open_pairs: bool) -> dict[str, Any]:
+        """The last page: what the judgements amount to."""
+        status = review_status(self._artifact)
+        signed = status.signoff if status.signoff and status.signoff.lines == len(kept.chain.lines) else None
+        title = {"accept": "Accepted by the plan", "reject": "Rejected", "continue": "Not decided yet"}
+        return {
+            "decision": found.decision,
+            "title": title[found.decision],
+            "reason": f"{found.reason[0].upper()}{found.reason[1:]}.",
+            "rate": f"{found.defects} of {found.rated} answers of the random slice were worse to a major or critical "
+            f"degree: {found.rate:.1%} (95 % interval {found.low:.1%} to {found.high:.1%}).",
+            "notes": [shown(note) for note in found.notes],
+            "signed": f"Signed by {shown(signed.reviewer)}: {signed.decision}." if signed else "",
+            "more": open_pairs and found.decision == "accept",
+        }
+
+
+def _plain(segments: Segments) -> list[list[Any]]:
+    return [[text, mark] for text, mark in segments]
