@@ -7,6 +7,7 @@ after it there, and a killed run goes on from the last whole slice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ from quantkit.program.ir import Program
 from quantkit.program.slices import slices
 from quantkit.runtime.executor import Executor
 
+TAIL = 0.001
+"""Share of the tokens whose greatest magnitudes are kept of every cache channel."""
+
 Progress = Callable[[int, int, str], object]
 """Called with (done, total, what)."""
 
@@ -41,17 +45,28 @@ Progress = Callable[[int, int, str], object]
 class Statistics:
     """input_sq: float32 `[K]` by fused group, the mean square of each input channel over all tokens.
 
-    kv_absmax: float32 `[Hkv, D]` by `layers.{i}.k` and `layers.{i}.v`, the greatest magnitudes as the cache stores them
-    (keys after normalisation and rotation).
+    kv_tail: float32 `[k, Hkv, D]` by `layers.{i}.k` and `layers.{i}.v`, the greatest magnitudes of each channel over
+    all tokens, falling, as the cache stores them (keys after normalisation and rotation); k is `TAIL` of the tokens.
     """
 
     input_sq: dict[str, Tensor]
-    kv_absmax: dict[str, Tensor]
+    kv_tail: dict[str, Tensor]
+
+    def kv_range(self, percentile: float = 100.0) -> dict[str, Tensor]:
+        """float32 `[Hkv, D]` by cache side: the magnitude that `percentile` % of the tokens do not exceed, exactly.
+
+        100 gives the maximum; percentiles below that of the tail give its end.
+        """
+        if not self.kv_tail:
+            return {}
+        count = len(next(iter(self.kv_tail.values())))
+        rank = min(int((1 - percentile / 100) / TAIL * count + 1e-9), count - 1)
+        return {name: tail[rank] for name, tail in self.kv_tail.items()}
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
         tensors = {f"input_sq/{name}": value for name, value in self.input_sq.items()}
-        tensors |= {f"kv_absmax/{name}": value for name, value in self.kv_absmax.items()}
+        tensors |= {f"kv_tail/{name}": value for name, value in self.kv_tail.items()}
         part = path.with_name(f".part-{path.name}")
         save_file({name: value.contiguous() for name, value in tensors.items()}, part)
         part.replace(path)
@@ -64,7 +79,7 @@ class Statistics:
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-        return Statistics(part("input_sq/"), part("kv_absmax/"))
+        return Statistics(part("input_sq/"), part("kv_tail/"))
 
 
 def collect(
@@ -113,7 +128,7 @@ def collect(
     progress(len(pieces), len(pieces), "done")
     return Statistics(
         {name: value for one in measured for name, value in one.input_sq.items()},
-        {name: value for one in measured for name, value in one.kv_absmax.items()},
+        {name: value for one in measured for name, value in one.kv_tail.items()},
     )
 
 
@@ -129,7 +144,7 @@ def _measure(
     """Every step through one slice: from the boundary before it to the one after."""
     read, widths = group_inputs(piece), crossing_widths(piece)
     executor = slice_executor(piece.with_(outputs=_once(*piece.outputs, *read.values())), weights, steps)
-    sums, kv_absmax = _InputSquares(), dict[str, Tensor]()
+    sums, tails = _InputSquares(), _Tails(math.ceil(TAIL * sum(step.tokens for step in steps)))
     for step in steps:
         made = executor.run_slice(step.inputs(), before.get(step.start, step.start + step.tokens))
         for name in _once(*widths, *read.values()):
@@ -138,8 +153,8 @@ def _measure(
             sums.add(group, made[name])
         after.put(step.start, {name: made[name] for name in widths})
         if layer is not None:
-            _observe_cache(executor, layer, kv_absmax, step, what)
-    return Statistics(sums.mean(), kv_absmax)
+            tails.observe(executor, layer, step, what)
+    return Statistics(sums.mean(), tails.found)
 
 
 def _whole_slices(work: Path | None, pieces: list[Program], tokens: int) -> int:
@@ -179,12 +194,21 @@ class _InputSquares:
         return {group: (total / self._counts[group]).float() for group, total in self._sums.items()}
 
 
-def _observe_cache(executor: Executor, layer: int, absmax: dict[str, Tensor], step: SampleStep, what: str) -> None:
-    """Fold one step's keys and values into the maxima, and leave the cache zeroed for the next."""
-    for side, cache in zip("kv", executor.cache(layer), strict=True):
-        greatest = cache.abs().amax(dim=(0, 2)).float()
-        if not bool(torch.isfinite(greatest).all()):
-            raise NumericsError("a key or value is NaN or Inf", where=f"{what}, {step.names}", next=ADVICE)
-        known = absmax.get(f"layers.{layer}.{side}")
-        absmax[f"layers.{layer}.{side}"] = greatest if known is None else torch.maximum(known, greatest)
-    executor.clear_cache()
+class _Tails:
+    """The `count` greatest magnitudes of every cache channel, over all steps."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.found: dict[str, Tensor] = {}
+
+    def observe(self, executor: Executor, layer: int, step: SampleStep, what: str) -> None:
+        """Fold in one step's keys and values, and leave the cache zeroed for the next."""
+        for side, cache in zip("kv", executor.cache(layer), strict=True):
+            magnitudes = cache.abs().float().movedim(2, 1).flatten(0, 1)
+            if not bool(torch.isfinite(magnitudes.sum())):
+                raise NumericsError("a key or value is NaN or Inf", where=f"{what}, {step.names}", next=ADVICE)
+            name = f"layers.{layer}.{side}"
+            known = self.found.get(name, magnitudes[:0])
+            merged = torch.cat([known, magnitudes.topk(min(self._count, len(magnitudes)), dim=0).values])
+            self.found[name] = merged.topk(min(self._count, len(merged)), dim=0).values.contiguous()
+        executor.clear_cache()

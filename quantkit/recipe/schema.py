@@ -202,6 +202,12 @@ class KVCacheSection(Section):
     format: Literal["INT8", "FP16", "BF16", "FP32"] = Field(
         default="INT8", description="INT8 uses scales per channel, measured on the calibration data."
     )
+    percentile: float = Field(
+        default=100.0,
+        ge=99.9,
+        le=100.0,
+        description="INT8: share of calibration tokens, in %, that a channel's scale must cover; the rest saturates.",
+    )
 
 
 class RuntimeSection(Section):

@@ -47,7 +47,7 @@ class Case:
         samples = load_samples(
             [self.calibration], ChatText(self.folder / "tokenizer"), max_samples=8, max_tokens=256, seed=0
         )
-        seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_absmax
+        seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_range()
         return {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}
 
     def artifact(self, name: str, scheme: str = "W8A16", damage: Damage | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,11 @@ def test_statistics_are_those_of_transformers(tmp_path, family):
     ours = _collect(folder)
     input_sq, kv = _theirs(folder, _samples())
     assert ours.input_sq.keys() == input_sq.keys()
-    assert ours.kv_absmax.keys() == kv.keys()
+    assert ours.kv_range().keys() == kv.keys()
     for name, value in input_sq.items():
         torch.testing.assert_close(ours.input_sq[name], value, rtol=1e-3, atol=1e-5)
     for name, value in kv.items():
-        torch.testing.assert_close(ours.kv_absmax[name], value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(ours.kv_range()[name], value, rtol=1e-3, atol=1e-4)
 
 
 def test_statistics_do_not_depend_on_how_samples_share_a_step(tmp_path, monkeypatch):
@@ -78,8 +79,8 @@ def test_statistics_do_not_depend_on_how_samples_share_a_step(tmp_path, monkeypa
     alone = _collect(folder)
     for name in together.input_sq:
         torch.testing.assert_close(together.input_sq[name], alone.input_sq[name], rtol=1e-5, atol=1e-6)
-    for name in together.kv_absmax:
-        torch.testing.assert_close(together.kv_absmax[name], alone.kv_absmax[name], rtol=1e-5, atol=1e-6)
+    for name in together.kv_tail:
+        torch.testing.assert_close(together.kv_tail[name], alone.kv_tail[name], rtol=1e-5, atol=1e-6)
 
 
 def test_spilled_boundaries_give_the_same_numbers(tmp_path):
@@ -87,7 +88,7 @@ def test_spilled_boundaries_give_the_same_numbers(tmp_path):
     (tmp_path / "work").mkdir()
     spilled, held = _collect(folder, work=tmp_path / "work"), _collect(folder)
     assert all(torch.equal(spilled.input_sq[name], held.input_sq[name]) for name in held.input_sq)
-    assert all(torch.equal(spilled.kv_absmax[name], held.kv_absmax[name]) for name in held.kv_absmax)
+    assert all(torch.equal(spilled.kv_tail[name], held.kv_tail[name]) for name in held.kv_tail)
     assert not list((tmp_path / "work").glob("*.f32"))
 
 
@@ -111,7 +112,7 @@ def test_a_stopped_calibration_goes_on_from_the_last_whole_layer(tmp_path, stop_
     whole = _collect(folder)
     assert seen[0] == stop_before
     assert all(torch.equal(resumed.input_sq[name], whole.input_sq[name]) for name in whole.input_sq)
-    assert all(torch.equal(resumed.kv_absmax[name], whole.kv_absmax[name]) for name in whole.kv_absmax)
+    assert all(torch.equal(resumed.kv_tail[name], whole.kv_tail[name]) for name in whole.kv_tail)
 
 
 def test_statistics_survive_a_file(tmp_path):
@@ -119,7 +120,7 @@ def test_statistics_survive_a_file(tmp_path):
     made.save(tmp_path / "statistics.safetensors")
     again = Statistics.load(tmp_path / "statistics.safetensors")
     assert again.input_sq.keys() == made.input_sq.keys()
-    assert all(torch.equal(again.kv_absmax[name], made.kv_absmax[name]) for name in made.kv_absmax)
+    assert all(torch.equal(again.kv_tail[name], made.kv_tail[name]) for name in made.kv_tail)
 
 
 def test_progress_names_every_slice(tmp_path):
@@ -156,3 +157,16 @@ def test_a_nan_in_one_sample_names_that_sample(tmp_path):
     )
     with pytest.raises(NumericsError, match="embedding, sample bad: an activation of token 2 is NaN"):
         _collect(folder, samples)
+
+
+def test_a_percentile_is_that_of_all_written_positions(tmp_path, monkeypatch):
+    folder = make_checkpoint(tmp_path, "llama")
+    exact = _collect(folder).kv_range()
+    monkeypatch.setattr("quantkit.calibration.statistics.TAIL", 0.5)
+    made = _collect(folder)
+    tokens = _samples().tokens
+    for name, tail in made.kv_tail.items():
+        assert len(tail) == math.ceil(0.5 * tokens)
+        assert torch.equal(made.kv_range()[name], exact[name])
+        assert torch.equal(made.kv_range(75)[name], tail[int(0.25 / 0.5 * len(tail))])
+        assert bool((tail[:-1] >= tail[1:]).all())

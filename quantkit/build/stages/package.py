@@ -18,15 +18,13 @@ from quantkit.build.estimate import Cost, Sizes
 from quantkit.build.progress import Progress
 from quantkit.build.stage import PAYLOAD, Facts, Inputs, Stage
 from quantkit.build.stages.allocate import chosen
-from quantkit.build.stages.calibrate import statistics
-from quantkit.build.stages.quantize import head_is_stored, read_group
+from quantkit.build.stages.quantize import head_is_stored, read_group, scales_of_cache
 from quantkit.build.store import stage_facts
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.schemes import SCHEMES
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program import lower_precision, plan_buffers, verify
 from quantkit.program.ir import Program
-from quantkit.quantize.kv import kv_scales
 
 
 def sealed_recipe(context: Context) -> dict[str, Any]:
@@ -78,12 +76,11 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
 def _weights(
     context: Context, program: Program, needs: Mapping[str, Path], progress: Progress
 ) -> Iterator[tuple[Any, Tensor | QuantizedMatrix]]:
-    source, maxima = SourceWeights(context.source), statistics(needs["calibrate"]).kv_absmax
+    source, cache_scales = SourceWeights(context.source), scales_of_cache(context, needs["calibrate"])
     for done, weight in enumerate(program.weights.values()):
         progress.step(done, len(program.weights), weight.name)
         if weight.kind == "scales":
-            name = weight.name.removesuffix("_scale")
-            yield weight, kv_scales(maxima[name], where=name)
+            yield weight, cache_scales[weight.name]
         elif weight.kind == "matrix" and SCHEMES[weight.scheme].quantized:
             if weight.group != HEAD or head_is_stored(context):
                 yield weight, read_group(needs["quantize"], str(weight.group), weight.scheme)

@@ -53,10 +53,11 @@ def head_is_stored(outline: Outline) -> bool:
 
 def scales_of_cache(context: Context, calibrated: Path) -> dict[str, Tensor]:
     """Scales float32 `[Hkv, D]` by weight name, of a quantized cache; none for a float one."""
-    if context.loaded.recipe.kv_cache.format != "INT8":
+    section = context.loaded.recipe.kv_cache
+    if section.format != "INT8":
         return {}
-    maxima = statistics(calibrated).kv_absmax
-    return {f"{name}_scale": kv_scales(value, where=name) for name, value in maxima.items()}
+    ranges = statistics(calibrated).kv_range(section.percentile)
+    return {f"{name}_scale": kv_scales(value, where=name) for name, value in ranges.items()}
 
 
 def _file_of(group: str) -> str:
@@ -72,7 +73,7 @@ def _inputs(context: Context) -> Inputs:
         "head": context.decisions.head if head_is_stored(context) else None,
     }
     if section.method == "gptq":
-        inputs |= {"gptq": section.gptq.model_dump(), "kv_cache": recipe.kv_cache.format}
+        inputs |= {"gptq": section.gptq.model_dump(), "kv_cache": recipe.kv_cache.model_dump()}
     return inputs
 
 
