@@ -36,20 +36,23 @@ def cell_for(profile: Profile | None, category: str, language: str) -> CellKey |
 def quotas(available: Mapping[CellKey, int], count: int, profile: Profile | None) -> dict[CellKey, int]:
     """How many samples each cell gives: `count` in all, or all there are.
 
-    Shares are turned into numbers by largest remainder; what a cell cannot give is shared out among the others in the
-    same way. Every cell of the profile is in the answer.
+    Cells with less than their share give all they have; the others' shares of the rest are turned into numbers by
+    largest remainder. Every cell of the profile is in the answer.
     """
     shares = (
         dict.fromkeys(available, 1.0) if profile is None else {c.key: c.share for c in profile.cells if c.share > 0}
     )
     given = dict.fromkeys(shares, 0)
     left = min(count, sum(available.get(key, 0) for key in shares))
-    while left:
-        open_ = {key: share for key, share in shares.items() if given[key] < available.get(key, 0)}
-        for key, part in largest_remainder(open_, left).items():
-            taken = min(part, available[key] - given[key])
-            given[key] += taken
-            left -= taken
+    while shares:
+        total = math.fsum(shares.values())
+        short = [key for key, share in shares.items() if left * share / total >= available.get(key, 0)]
+        if not short:
+            return given | largest_remainder(shares, left)
+        for key in short:
+            given[key] = available.get(key, 0)
+            left -= given[key]
+            del shares[key]
     return given
 
 

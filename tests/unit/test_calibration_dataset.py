@@ -54,6 +54,37 @@ def test_plain_text_has_bos_exactly_once(text, tmp_path):
     assert sample.ids.count(text.bos_token_id) == 1
 
 
+def test_text_that_begins_with_bos_gets_no_second(text, tmp_path):
+    (sample,) = _load(_file(tmp_path, [{"text": "<|begin_of_text|>once upon a time"}]), text).samples
+    assert sample.ids[0] == text.bos_token_id
+    assert sample.ids.count(text.bos_token_id) == 1
+
+
+def test_a_conversation_without_a_template_has_bos_exactly_once(tmp_path):
+    write_tokenizer(tmp_path / "bare", "llama")
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    bare = ChatText(tmp_path / "bare")
+    assert not bare.has_template
+    (sample,) = _load(_file(tmp_path, [_talk("hello")]), bare).samples
+    assert sample.ids[0] == bare.bos_token_id
+    assert sample.ids.count(bare.bos_token_id) == 1
+    assert bare.decode(sample.ids) == "hello\n\nYes."
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma3_text", "phi3"])
+def test_bos_stands_where_the_family_has_it_and_nowhere_else(tmp_path, family):
+    write_tokenizer(tmp_path / family, family)
+    theirs = ChatText(tmp_path / family)
+    rows = [_talk("hello there"), {"text": "once upon a time"}]
+    chat, plain = _load(_file(tmp_path, rows), theirs).samples
+    template_has_it = "bos_token" in (tmp_path / family / "chat_template.jinja").read_text()
+    assert list(chat.ids).count(theirs.bos_token_id) == (1 if template_has_it else 0)
+    assert (chat.ids[0] == theirs.bos_token_id) == template_has_it
+    adds = family in ("llama", "mistral", "gemma3_text")
+    assert list(plain.ids).count(theirs.bos_token_id) == (1 if adds else 0)
+    assert (plain.ids[0] == theirs.bos_token_id) == adds
+
+
 def test_exact_duplicates_are_dropped_and_counted(text, tmp_path):
     made = _load(_file(tmp_path, [_talk("a"), _talk("b"), _talk("a", category="other")]), text)
     assert len(made.samples) == 2
