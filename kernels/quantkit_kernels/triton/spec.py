@@ -57,7 +57,7 @@ class KernelSpec:
     launch: 0; where an op takes several launches one after another, this one's place among them (each is chosen apart).
     signature: how it is specialised for the facts; equal signatures are compiled once.
     grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
-            `rows`, `n` and, for attention, `sequences`.
+        `rows`, `n` and, for attention, `sequences`.
     """
 
     name: str

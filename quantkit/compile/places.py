@@ -1,0 +1,118 @@
+"""What a lowered program asks of kernels: the facts of every node, in the kernels' own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from quantkit.artifact.layout import scale_type
+from quantkit.compile.buckets import BucketClass
+from quantkit.compile.targets import capability
+from quantkit.formats.schemes import scheme
+from quantkit.program.ir import Node, Program
+from quantkit_kernels.triton import Fact
+
+BLOCK_SIZE = 16
+"""Tokens of a block of the paged cache, as the engine divides it."""
+ACTIVATIONS = "fp16"
+_SCALES = {"F16": "fp16", "BF16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node of a program in one bucket class, and the facts about it (`quantkit_kernels.triton.spec`)."""
+
+    node: str
+    bucket_class: BucketClass
+    facts: dict[str, Fact]
+
+
+def places(program: Program, target: str, bucket_class: BucketClass) -> Iterator[Place]:
+    """Every node of the program that computes something, with its facts. `program` is fused and lowered."""
+    common: dict[str, Fact] = {
+        "sm": capability(target),
+        "rows": "few" if bucket_class.few else "many",
+        "phase": bucket_class.phase,
+        "dtype": ACTIVATIONS,
+    }
+    for node in program.nodes:
+        yield Place(node.name, bucket_class, {"op": node.op, **common, **_OWN.get(node.op, _nothing)(node, program)})
+
+
+def _nothing(node: Node, program: Program) -> dict[str, Fact]:
+    return {}
+
+
+def _linear(node: Node, program: Program) -> dict[str, Fact]:
+    weight = program.weights[node.weights["weight"]]
+    how = scheme(weight.scheme)
+    return {
+        "op": "linear",  # a head is one too, on the rows whose logits are wanted
+        "n": weight.shape[0],
+        "k": weight.shape[1],
+        "bits": how.bits,
+        "group_size": how.group_size,
+        "symmetric": how.symmetric,
+        "bias": "bias" in node.weights,
+        "scale": _SCALES[scale_type(program)],
+    }
+
+
+def _norm(node: Node, program: Program) -> dict[str, Fact]:
+    width = program.weights[node.weights["weight"]].shape[0]
+    return {"width": width, "eps": _number(node, "eps"), "offset": _number(node, "offset")}
+
+
+def _rope_kv_write(node: Node, program: Program) -> dict[str, Fact]:
+    rope = program.ropes[str(node.attrs["rope"])]
+    norm = "q_norm" in node.weights
+    return {
+        **_heads(node, program),
+        "rotary_dim": rope.rotary_dim,
+        "qk_norm": norm,
+        "eps": _number(node, "eps"),
+        "offset": _number(node, "offset"),
+    }
+
+
+def _attention(node: Node, program: Program) -> dict[str, Fact]:
+    window = program.kv[node.layer or 0].window
+    return {
+        **_heads(node, program),
+        "scale": _number(node, "scale"),
+        "softcap": _number(node, "softcap"),
+        "window": window or 0,
+    }
+
+
+def _gated_act(node: Node, program: Program) -> dict[str, Fact]:
+    width = program.values[node.outputs[0]].shape[1]
+    return {"width": int(width), "activation": str(node.attrs["activation"])}
+
+
+def _heads(node: Node, program: Program) -> dict[str, Fact]:
+    kv = program.kv[node.layer or 0]
+    heads = node.attrs["num_heads"]
+    return {
+        "num_heads": int(heads or 0),
+        "num_kv_heads": kv.num_kv_heads,
+        "head_dim": kv.head_dim,
+        "cache": kv.format,
+        "block_size": BLOCK_SIZE,
+    }
+
+
+def _number(node: Node, name: str) -> float:
+    """A numeric attribute; 0 where it is None."""
+    return float(node.attrs[name] or 0.0)
+
+
+_OWN: dict[str, Callable[[Node, Program], dict[str, Fact]]] = {
+    "linear": _linear,
+    "logits": _linear,
+    "rms_norm": _norm,
+    "add_rms_norm": _norm,
+    "qk_norm_rope_kv_write": _rope_kv_write,
+    "paged_attention": _attention,
+    "gated_act": _gated_act,
+}

@@ -1,0 +1,19 @@
+"""The GPU architectures that code is emitted for, and what each allows a kernel."""
+
+from __future__ import annotations
+
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""A100 · RTX 30 and A10 · RTX 40 and L4 · H100 and H200 · B200 · RTX 50."""
+
+SHARED_BYTES = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}
+"""Most shared memory of one block, opted in to (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def capability(target: str) -> int:
+    """`sm_90` -> 90."""
+    return int(target.removeprefix("sm_"))
+
+
+def ptx_target(target: str) -> str:
+    """What the PTX must name: from sm_90 on Triton compiles to the architecture-specific set, `sm_90a`."""
+    return f"{target}a" if capability(target) >= 90 else target
