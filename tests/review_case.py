@@ -46,7 +46,7 @@ def answer(number: int, *, identical: bool = False, critical: bool = False, **ch
     language = "zh" if number % 2 else "en"
     texts = _ZH if language == "zh" else _EN
     baseline = " ".join(chooser.sample(texts, 2))
-    candidate = baseline if identical else baseline[: len(baseline) // 2] + chooser.choice(texts)
+    candidate = baseline if identical else f"{baseline[: len(baseline) // 2]} {chooser.choice(texts)}!"
     asked = f"第 {number} 位客户:我的订单到哪里了?" if language == "zh" else f"Customer {number}: where is my order?"
     side = {"tokens": 40, "finish": "stop"}
     return {
