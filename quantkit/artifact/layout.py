@@ -7,6 +7,7 @@ is stored per source tensor under compressed-tensors' `pack-quantized` names: `X
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,13 +21,25 @@ from quantkit.program.ir import Program, Weight
 MANIFEST = "quantkit/manifest.json"
 PROGRAM = "quantkit/program.json"
 KV_SCALES = "quantkit/kv_scales.safetensors"
+BUCKETS = "quantkit/buckets.json"
+KERNELS = "quantkit/kernels"
+"""A folder a target, of kernels compiled ahead of time."""
 CHECKPOINT = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 EVIDENCE = "evidence"
 """The folder outside the seal."""
 
+_KERNEL_FILE = re.compile(
+    rf"{KERNELS}/sm_[1-9][0-9]{{1,2}}/(index\.json|[a-z0-9_]{{1,80}}-[0-9a-f]{{16}}\.(cubin|ptx|json))"
+)
+
 BYTES = {"I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def is_own_file(name: str) -> bool:
+    """Whether an artifact may hold a file of that relative path under `quantkit/`."""
+    return name in (MANIFEST, PROGRAM, KV_SCALES, BUCKETS) or _KERNEL_FILE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,8 @@ def _check_files(folder: Path, listed: Mapping[str, FileEntry], found: Mapping[s
     for name in sorted(found.keys() - listed.keys() - {layout.MANIFEST}):
         raise CheckpointError("is not listed in the manifest", where=f"{folder}/{name}", next=_REMOVE)
     for name, entry in listed.items():
+        if name.startswith("quantkit/") and not layout.is_own_file(name):
+            raise CheckpointError("is no file that an artifact holds there", where=f"{folder}/{name}", next=_REMOVE)
         if found[name] != entry.size:
             raise CheckpointError(
                 f"has {found[name]} bytes instead of {entry.size}", where=f"{folder}/{name}", next=_REMOVE

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from quantkit.artifact.kernels import read_buckets, read_kernels
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError
 from quantkit.formats.matrix import QuantizedMatrix
@@ -27,7 +28,7 @@ def verify(path: Path | str) -> VerifyReport:
     """Check the whole artifact at `path`; CheckpointError names the first thing that is wrong.
 
     Beyond `open_artifact(check="full")` every weight of the program is loaded once: shapes stored beside packed
-    weights agree, floats are finite, scales are positive.
+    weights agree, floats are finite, scales are positive. Kernels are held against their descriptions.
     """
     artifact = open_artifact(path, check="full")
     for weight in artifact.program.weights.values():
@@ -39,6 +40,8 @@ def verify(path: Path | str) -> VerifyReport:
         if (isinstance(value, QuantizedMatrix) or weight.kind == "scales") and not bool((floats > 0).all()):
             raise CheckpointError("has a scale that is not positive", where=where, next="Build the artifact again")
     _check_shapes(artifact)
+    read_buckets(artifact)
+    read_kernels(artifact)
     files = artifact.manifest.files
     return VerifyReport(
         payload_digest=artifact.payload_digest,

@@ -34,6 +34,7 @@ def write_payload(
     program: Program,
     weights: Iterable[tuple[Weight, Tensor | QuantizedMatrix]],
     manifest: Manifest,
+    compiled: Path | None = None,
 ) -> str:
     """Write a whole artifact at `folder` and give back its payload digest.
 
@@ -44,6 +45,7 @@ def write_payload(
         weights: (weight, value) for every weight of the program, in any order, taken one at a time. A tied head's
             value is not stored: `Artifact.load` derives it.
         manifest: everything but its `files`, which are filled in here.
+        compiled: a folder that holds `buckets.json` and `kernels/`, which go under `quantkit/`.
 
     Raises PreflightError when something is in the way or the disk is full, CheckpointError when a weight is missing
     or of another shape or scheme than the program says.
@@ -57,6 +59,8 @@ def write_payload(
             shutil.copyfile(licence, partial / licence.name)
         (partial / "quantkit").mkdir()
         _write_tensors(partial, program, plans, weights)
+        if compiled is not None:
+            _copy_compiled(compiled, partial / "quantkit")
         (partial / layout.PROGRAM).write_text(program_to_json(program), encoding="utf-8")
         names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
         sealed = manifest.with_files({name: digest_file(partial / name) for name in names})
@@ -73,6 +77,15 @@ def _write_config(folder: Path, source: ModelSource, program: Program) -> None:
     if quantization is not None:
         config["quantization_config"] = quantization
     path.write_bytes(canonical(config))
+
+
+def _copy_compiled(source: Path, folder: Path) -> None:
+    """Copy the files an artifact may hold, and no others."""
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source)
+        if path.is_file() and layout.is_own_file(f"quantkit/{name.as_posix()}"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
 
 
 def _write_tensors(

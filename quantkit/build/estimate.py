@@ -19,12 +19,14 @@ _KV_BYTES = {"INT8": 1, "FP16": 2, "BF16": 2, "FP32": 4}
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes written, anonymous bytes held beyond an idle process, multiply-adds in matrix products, other ops."""
+    """Bytes written, anonymous bytes held beyond an idle process, multiply-adds in matrix products, other ops, and
+    seconds that depend on neither."""
 
     disk_bytes: int = 0
     memory_bytes: int = 0
     multiply_adds: float = 0.0
     element_ops: float = 0.0
+    fixed_seconds: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         """Both, one after the other: memory is that of the larger."""
@@ -33,12 +35,13 @@ class Cost:
             max(self.memory_bytes, other.memory_bytes),
             self.multiply_adds + other.multiply_adds,
             self.element_ops + other.element_ops,
+            self.fixed_seconds + other.fixed_seconds,
         )
 
     def seconds(self) -> float:
         """Time at the rates measured on this machine."""
         products, elements = _rates()
-        return self.multiply_adds / products + self.element_ops / elements
+        return self.multiply_adds / products + self.element_ops / elements + self.fixed_seconds
 
 
 @dataclass(frozen=True)

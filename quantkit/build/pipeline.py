@@ -1,6 +1,6 @@
 """The stages of a build in order."""
 
-from quantkit.build.stages import allocate, calibrate, import_source, judge, package, quantize, sensitivity
+from quantkit.build.stages import allocate, calibrate, compile, import_source, judge, package, quantize, sensitivity
 
 STAGES = (
     import_source.STAGE,
@@ -8,6 +8,7 @@ STAGES = (
     sensitivity.STAGE,
     allocate.STAGE,
     quantize.STAGE,
+    compile.STAGE,
     package.STAGE,
     judge.STAGE,
 )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from quantkit.compile.targets import TARGETS
 from quantkit.errors import RecipeError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.review.plan import Plan
@@ -34,10 +35,17 @@ def _scheme_among(known: list[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _gpu_target(name: str) -> str:
+    if name not in TARGETS:
+        raise ValueError(f"unknown target {name!r}; {nearest(name.lower(), list(TARGETS))}")
+    return name
+
+
 CandidateScheme = Annotated[
     str, _scheme_among(QUANTIZED_SCHEMES), Field(json_schema_extra={"enum": list(QUANTIZED_SCHEMES)})
 ]
 AnyScheme = Annotated[str, _scheme_among(list(SCHEMES)), Field(json_schema_extra={"enum": list(SCHEMES)})]
+GpuTarget = Annotated[str, AfterValidator(_gpu_target), Field(json_schema_extra={"enum": list(TARGETS)})]
 PathText = Annotated[str, Field(min_length=1)]
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(B|[kK]B|MB|GB|[kK]iB|MiB|GiB)")
@@ -210,6 +218,16 @@ class KVCacheSection(Section):
     )
 
 
+class CompileSection(Section):
+    """GPU kernels compiled while building, on any machine."""
+
+    targets: list[GpuTarget] = Field(
+        default=[],
+        description="Architectures to compile for: sm_80 (A100), sm_86 (RTX 30, A10), sm_89 (RTX 40, L4), "
+        "sm_90 (H100), sm_100 (B200), sm_120 (RTX 50). None: the artifact holds no kernels.",
+    )
+
+
 class RuntimeSection(Section):
     """What the artifact is served with unless `serve` is told otherwise."""
 
@@ -289,7 +307,7 @@ class GateSection(Section):
 
 
 class Recipe(Section):
-    """One file: model, calibration, quantization, KV cache, serving limits, gate."""
+    """One file: model, calibration, quantization, KV cache, compilation, serving limits, gate."""
 
     version: int = Field(description="Major version of the recipe's form: 1.")
     name: str | None = Field(
@@ -301,6 +319,7 @@ class Recipe(Section):
     calibration: CalibrationSection = Field(default=CalibrationSection())
     quantization: QuantizationSection = Field(default=QuantizationSection())
     kv_cache: KVCacheSection = Field(default=KVCacheSection())
+    compile: CompileSection = Field(default=CompileSection())
     runtime: RuntimeSection = Field(default=RuntimeSection())
     gate: GateSection = Field(default=GateSection())
 

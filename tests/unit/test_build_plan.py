@@ -38,7 +38,7 @@ def test_every_family_is_planned_from_its_config_alone(tmp_path: Path, family: s
     assert made.family in (family, "gemma3")
     assert not made.has_weights
     assert [stage.name for stage in made.stages] == [
-        "import", "calibrate", "sensitivity", "allocate", "quantize", "package", "gate",
+        "import", "calibrate", "sensitivity", "allocate", "quantize", "compile", "package", "gate",
     ]  # fmt: skip
     assert not any(stage.cached for stage in made.stages)
     assert all(schemes == ("FP16",) for group, schemes in made.schemes.items() if group.endswith(".o"))

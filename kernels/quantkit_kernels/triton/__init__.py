@@ -10,9 +10,17 @@ from quantkit_kernels.triton.spec import Fact, Facts, KernelSpec, Signature
 
 def kernels() -> dict[str, KernelSpec]:
     """Every kernel by name, in the order in which their specs are asked; ModuleNotFoundError without triton."""
-    from quantkit_kernels.triton import linear_w4a16, linear_w8a16  # by name, so that a build sees what it depends on
+    from quantkit_kernels.triton import (  # by name, so that a build sees what it depends on
+        add_rms_norm,
+        gated_act,
+        linear_w4a16,
+        linear_w8a16,
+        paged_attention,
+        qk_norm_rope_kv_write,
+    )
 
-    return {spec.name: spec for file in (linear_w4a16, linear_w8a16) for spec in file.SPECS}
+    files = (linear_w4a16, linear_w8a16, add_rms_norm, qk_norm_rope_kv_write, paged_attention, gated_act)
+    return {spec.name: spec for file in files for spec in file.SPECS}
 
 
 __all__ = ["Fact", "Facts", "KernelSpec", "Signature", "kernels"]

@@ -5,7 +5,8 @@ hold whatever the kernel's op needs. A kernel reads what it knows and ignores th
 
     op      the program op: linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act, paged_attention
     sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
-    rows    the bucket class: "few" (decode: one token a sequence, at most 16 rows) or "many" (more rows, prefill)
+    phase   "decode" (one token a sequence) or "prefill"
+    rows    "few" (at most 16 rows) or "many"
     dtype   the activations' type: "fp16"
 
 and, by op,

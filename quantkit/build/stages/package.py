@@ -15,6 +15,7 @@ from quantkit.artifact.write import write_payload
 from quantkit.build.context import Context, Outline
 from quantkit.build.decisions import HEAD
 from quantkit.build.estimate import Cost, Sizes
+from quantkit.build.lowered import lowered_program
 from quantkit.build.progress import Progress
 from quantkit.build.stage import PAYLOAD, Facts, Inputs, Stage
 from quantkit.build.stages.allocate import chosen
@@ -23,7 +24,6 @@ from quantkit.build.store import stage_facts
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.schemes import SCHEMES
 from quantkit.models.source_weights import SourceWeights
-from quantkit.program import lower_precision, plan_buffers, verify
 from quantkit.program.ir import Program
 
 
@@ -45,8 +45,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     schemes = {**chosen(needs["allocate"]), HEAD: context.decisions.head}
     kv_format = context.loaded.recipe.kv_cache.format
-    program = plan_buffers(lower_precision(context.program, schemes, kv_format))
-    verify(program)
+    program = lowered_program(context, schemes)
     calibrated = stage_facts(needs["calibrate"])
     manifest = Manifest(
         quantkit_version=__version__,
@@ -69,6 +68,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         program=program,
         weights=_weights(context, program, needs, progress),
         manifest=manifest,
+        compiled=needs["compile"],
     )
     return {"payload_digest": digest}
 
@@ -98,4 +98,6 @@ def _cost(outline: Outline) -> Cost:
     )
 
 
-STAGE = Stage("package", "Package", __name__, ("import", "calibrate", "allocate", "quantize"), _inputs, _run, _cost)
+STAGE = Stage(
+    "package", "Package", __name__, ("import", "calibrate", "allocate", "quantize", "compile"), _inputs, _run, _cost
+)

@@ -1,0 +1,16 @@
+"""The program as the artifact stores it: precision chosen, buffers planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quantkit.build.context import Context
+from quantkit.program import lower_precision, plan_buffers, verify
+from quantkit.program.ir import Program
+
+
+def lowered_program(context: Context, schemes: Mapping[str, str]) -> Program:
+    """The build's program with `schemes` of the decision units and the head and the recipe's KV format, verified."""
+    program = plan_buffers(lower_precision(context.program, dict(schemes), context.loaded.recipe.kv_cache.format))
+    verify(program)
+    return program
