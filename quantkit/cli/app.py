@@ -20,6 +20,7 @@ from quantkit.cli.chat import chat
 from quantkit.cli.gate import gate
 from quantkit.cli.init import init
 from quantkit.cli.inspect import inspect
+from quantkit.cli.kernels import kernels
 from quantkit.cli.plan import plan
 from quantkit.cli.profile import profile
 from quantkit.cli.report import report
@@ -46,6 +47,7 @@ app = typer.Typer(
 for command in (init, profile, plan, search, build, inspect, verify, gate, report, serve, chat, schema):
     app.command()(command)
 app.add_typer(review, name="review")
+app.add_typer(kernels, name="kernels")
 app.add_typer(bench, name="bench")
 
 

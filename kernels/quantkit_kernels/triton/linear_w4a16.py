@@ -126,7 +126,7 @@ def linear_w4a16_many(
 def _refusal(facts: Facts, rows: str) -> str | None:
     group, k = int(facts["group_size"]), int(facts["k"])
     if facts["bits"] != 4 or facts["dtype"] != "fp16":
-        return "takes 4-bit weights and float16 activations"
+        return f"no kernel for {facts['bits']}-bit weights and {facts['dtype']} activations"
     if facts["rows"] != rows:
         return f"serves {rows} rows"
     if group not in GROUP_SIZES or k % group:

@@ -94,8 +94,10 @@ def linear_w8a16_many(
 
 
 def _refusal(facts: Facts, rows: str) -> str | None:
-    if facts["bits"] != 8 or facts["group_size"] or not facts["symmetric"] or facts["dtype"] != "fp16":
-        return "takes symmetric 8-bit weights with a scale a row and float16 activations"
+    if facts["bits"] != 8 or facts["dtype"] != "fp16":
+        return f"no kernel for {facts['bits']}-bit weights and {facts['dtype']} activations"
+    if facts["group_size"] or not facts["symmetric"]:
+        return "8-bit weights must be symmetric, with one scale a row"
     return None if facts["rows"] == rows else f"serves {rows} rows"
 
 
