@@ -1,18 +1,17 @@
 """Import parity: the source run by Transformers against the source run by our own program, both unquantized.
 
-Both go layer by layer, so that memory does not grow with depth: Transformers' modules get their float32 weights from
-our reader just before they run and lose them after; ours runs as slices of the program.
+Both go layer by layer, so that memory does not grow with depth: accelerate gives Transformers' modules their float32
+weights from our reader just before they run and takes them away after; ours runs as slices of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quantkit.errors import CheckpointError, NumericsError
 from quantkit.models.source_weights import SourceWeights
@@ -109,18 +108,16 @@ def program_logits(
 
 def transformers_logits(source: ModelSource, prompts: Sequence[list[int]], step: Step) -> list[Tensor]:
     """Float32 logits `[tokens, V]` of each prompt from Transformers' own model, eager attention, float32."""
+    from accelerate import init_empty_weights
+    from accelerate.hooks import attach_align_device_hook
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**{k: v for k, v in source.config.items() if k != "torch_dtype"})
     config.use_cache = False
-    with _parameters_on_meta():
+    with init_empty_weights(include_buffers=False):  # rope tables are computed, not read
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     model.eval()
-    known = set(source.reader.names())
-    for prefix, module in model.named_modules():
-        own = [key for key, _ in module.named_parameters(recurse=False)]
-        if own:
-            _stream(module, {key: _tensor_name(f"{prefix}.{key}", known) for key in own}, source)
+    attach_align_device_hook(model, execution_device=torch.device("cpu"), offload=True, weights_map=_Checkpoint(source))
     layers = model.model.layers
     for done, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda *_, done=done: step(done + 1, 2 * (len(layers) + 2), "Transformers"))
@@ -135,13 +132,27 @@ def transformers_logits(source: ModelSource, prompts: Sequence[list[int]], step:
     return [logits[row, : len(prompt)].clone() for row, prompt in enumerate(prompts)]
 
 
-def _tensor_name(parameter: str, known: set[str]) -> str:
-    """The checkpoint's name of a Transformers parameter; a tied head is read from the embedding."""
-    if parameter not in known and parameter == "lm_head.weight":
-        parameter = "model.embed_tokens.weight"
-    if parameter not in known:
-        raise CheckpointError("Transformers expects this tensor, the checkpoint does not hold it", where=parameter)
-    return parameter
+class _Checkpoint(Mapping[str, Tensor]):
+    """Transformers' parameters by name, each read when it is asked for: finite, float32."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._reader, self._names = source.reader, frozenset(source.reader.names())
+
+    def __getitem__(self, parameter: str) -> Tensor:
+        name = parameter
+        if name not in self._names and name == "lm_head.weight":  # a tied head is read from the embedding
+            name = "model.embed_tokens.weight"
+        if name not in self._names:
+            raise CheckpointError("Transformers expects this tensor, the checkpoint does not hold it", where=parameter)
+        tensor = self._reader.read(name)
+        require_finite(tensor, name)
+        return tensor.float()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def require_finite(tensor: Tensor, name: str) -> None:
@@ -153,38 +164,3 @@ def require_finite(tensor: Tensor, name: str) -> None:
             where=name,
             next="The checkpoint is damaged, or was converted to a type too narrow for it",
         )
-
-
-def _stream(module: nn.Module, tensors: dict[str, str], source: ModelSource) -> None:
-    """Make `module` hold its weights only while it runs."""
-
-    def load(_: nn.Module, __: Any) -> None:
-        for key, name in tensors.items():
-            tensor = source.reader.read(name)
-            require_finite(tensor, name)
-            module.register_parameter(key, nn.Parameter(tensor.float(), requires_grad=False))
-
-    def drop(_: nn.Module, __: Any, output: Any) -> Any:
-        for key in tensors:
-            module.register_parameter(key, nn.Parameter(torch.empty(0, device="meta"), requires_grad=False))
-        return output
-
-    module.register_forward_pre_hook(load)
-    module.register_forward_hook(drop)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Modules built inside keep their buffers (rope tables are computed there) and get parameters without memory."""
-    register = nn.Module.register_parameter
-
-    def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=False)
-        register(self, name, parameter)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
