@@ -40,6 +40,34 @@ class Limit(_Part):
         return self.upper if self.upper is not None else self.lower or 0.0
 
 
+AnswerMetric = Literal[
+    "task", "json", "language", "refusal", "help", "loop_free", "flips", "length_median", "length_p95"
+]
+
+
+class AnswerLimit(_Part):
+    """One limit on answers: a score loses at most `drop`, flips are at most `upper`, a length ratio is 1 ± `within`."""
+
+    metric: AnswerMetric
+    drop: float | None = Field(default=None, ge=0.0, le=1.0)
+    upper: float | None = Field(default=None, ge=0.0, le=1.0)
+    within: float | None = Field(default=None, gt=0.0)
+
+    @model_validator(mode="after")
+    def _suits(self) -> AnswerLimit:
+        key = "upper" if self.metric == "flips" else "within" if self.metric.startswith("length") else "drop"
+        if [name for name in ("drop", "upper", "within") if getattr(self, name) is not None] != [key]:
+            raise ValueError(f"a limit on {self.metric} has {key!r} and no other")
+        return self
+
+    @property
+    def bound(self) -> float:
+        """The least change, the greatest share of flips, or the greatest distance of a ratio from 1."""
+        if self.drop is not None:
+            return -self.drop
+        return self.upper if self.upper is not None else self.within or 0.0
+
+
 class When(_Part):
     """Conditions on the artifact; all that are given must hold."""
 
@@ -58,6 +86,7 @@ class PolicyClass(_Part):
     name: str
     when: When = Field(default=When())
     limits: list[Limit] = Field(min_length=1)
+    answers: list[AnswerLimit] = Field(default=[])
 
 
 class Bootstrap(_Part):
@@ -92,6 +121,10 @@ class Policy(_Part):
     need: Need = Field(default=Need())
     classes: list[PolicyClass] = Field(min_length=1)
     domains: Domains | None = None
+    measurable_from: float = Field(
+        default=0.3, ge=0.0, le=1.0, description="A score that the baseline itself does not reach is not judged."
+    )
+    prove: bool = Field(default=False, description="Whether a count that straddles its limit is inconclusive.")
 
     def class_for(self, parameters: int, least_bits: int) -> PolicyClass:
         """The first class whose conditions hold; RecipeError when none does."""

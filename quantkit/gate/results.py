@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from quantkit.gate.answering import DIVERGENCE, Answered
 from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import EvalSet, Window
 from quantkit.gate.evaluate import Choice, Compared
 from quantkit.gate.metrics import Scores, summarize
 from quantkit.gate.policy import Policy
+from quantkit.gate.tasks import SCORES, Score, score, table
 from quantkit.gate.verdict import Measured, domains_of
 from quantkit.runtime.text import ChatText
 
@@ -72,6 +74,38 @@ def domain_rows(measured: Measured, policy: Policy) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def answers_table(answered: Answered, policy: Policy) -> dict[str, Any]:
+    """Both models' answers summed up; the answers themselves are in `answers.jsonl`.
+
+    prompts, left_out (ids), divergence_is (what the divergence measures), scores: by name, what it is, n, baseline,
+    candidate, losses, gains, change, low, high, measurable, ids lost and gained. rows: by category × language (`*`:
+    all), see `tasks.table`. first_divergences: token index of the first difference by prompt, None where there is none.
+    lengths: `[baseline, candidate]` tokens by prompt.
+    """
+    pairs = answered.pairs
+    return {
+        "prompts": len(pairs),
+        "left_out": list(answered.left_out),
+        "divergence_is": DIVERGENCE,
+        "scores": {name: _score_row(score(name, pairs), policy) for name in SCORES},
+        "rows": table(pairs, policy.measurable_from, policy.confidence),
+        "first_divergences": [pair.first_divergence for pair in pairs],
+        "lengths": [[len(pair.baseline.token_ids), len(pair.candidate.token_ids)] for pair in pairs],
+    }
+
+
+def _score_row(found: Score, policy: Policy) -> dict[str, Any]:
+    row: dict[str, Any] = {"what": found.what, "n": len(found)}
+    if len(found):
+        seen = found.change(policy.confidence)
+        ids = np.asarray(found.ids)
+        row |= {"baseline": int(found.base.sum()), "candidate": int(found.ours.sum())}
+        row |= {"losses": seen.losses, "gains": seen.gains, "change": seen.value, "low": seen.low, "high": seen.high}
+        row |= {"mcnemar_p": seen.p, "measurable": found.measurable(policy.measurable_from)}
+        row |= {"lost": ids[found.base & ~found.ours].tolist(), "gained": ids[found.ours & ~found.base].tolist()}
+    return row
 
 
 def worst_items(windows: Sequence[Window], compared: Compared, text: ChatText) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ from quantkit.gate.measure import Models, Progress, Told, measure
 from quantkit.gate.measure import cost as token_cost
 from quantkit.gate.policy import Policy, load_policy
 from quantkit.gate.prompts import choose, read_prompts
-from quantkit.gate.results import data_table, domain_rows, variant_row, worst_items
+from quantkit.gate.results import answers_table, data_table, domain_rows, variant_row, worst_items
+from quantkit.gate.structure import structural_rules
 from quantkit.gate.verdict import Verdict, decide
 from quantkit.models import ModelSource, open_source
 from quantkit.runtime.text import ChatText
@@ -121,7 +122,9 @@ def run_gate(
     answered = None
     if posed.baseline:
         answered = answer(posed, (models.baseline, source_text), (models.candidate, text), about=told.about)
-    verdict = decide(rules, results.measured, review_waiver)
+    pairs = answered.pairs if answered else ()
+    others = structural_rules(source_text, text)
+    verdict = decide(rules, results.measured, review_waiver, pairs=pairs, others=others)
     details = {
         "verdict": verdict.as_dict(),
         "policy": rules.model_dump(mode="json"),
@@ -133,6 +136,7 @@ def run_gate(
         "data": data_table(evaluated) | {"disjoint_from": [str(path) for path in calibration]},
         "variants": {name: variant_row(one) for name, one in results.compared.items()},
         "domains": domain_rows(results.measured, rules),
+        "answers": None if answered is None else answers_table(answered, rules),
         "worst": worst_items(evaluated.windows, results.compared["artifact"], text),
         "seconds": {
             **results.seconds,

@@ -8,35 +8,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from quantkit.gate.answer_rules import answer_rules
+from quantkit.gate.answers import Pair
 from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import Window
 from quantkit.gate.metrics import Floats, Scores
 from quantkit.gate.policy import Domains, Limit, Policy, PolicyClass
+from quantkit.gate.rule import Outcome, Rule
 
-Outcome = Literal["pass", "fail", "inconclusive"]
 EXIT_CODES = {"pass": 0, "fail": 10, "inconclusive": 11, "pending-review": 12}
 
 EXACT_FLOOR = 0.0
 LOOSE_FLOOR = 1e-5
 """Largest mean KL between two runs of the baseline: nothing on the native CPU backend, rounding elsewhere."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One thing that had to hold. `value`, `low`, `high` and `limit` are shares of a rung where `share_of` names one.
-
-    `text` says it in a sentence, absolute numbers included.
-    """
-
-    name: str
-    value: float
-    low: float
-    high: float
-    limit: float
-    side: Literal["upper", "lower"]
-    share_of: str | None
-    outcome: Outcome
-    text: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +36,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`verdict` is pass, fail, inconclusive or pending-review; `tokens` the outcome of the token rules alone.
+    """`verdict` is pass, fail, inconclusive or pending-review; `tokens` the outcome of the rules, before any review.
 
     `notes` name domains that stand out without failing; `waiver` is the reason a review was waived for.
     """
@@ -94,8 +78,15 @@ class Measured:
     coverage: Coverage
 
 
-def decide(policy: Policy, measured: Measured, waiver: str | None) -> Verdict:
-    """The verdict of `policy` on what was measured.
+def decide(
+    policy: Policy,
+    measured: Measured,
+    waiver: str | None,
+    *,
+    pairs: Sequence[Pair] = (),
+    others: Sequence[Rule] = (),
+) -> Verdict:
+    """The verdict of `policy` on what was measured, on the answers of both models, and on rules decided elsewhere.
 
     Fail when any rule fails, inconclusive when none fails and one straddles its limit; otherwise pass when a review
     was waived and pending-review when not.
@@ -108,6 +99,8 @@ def decide(policy: Policy, measured: Measured, waiver: str | None) -> Verdict:
     if policy.domains is not None:
         judged, notes = _domains(policy.domains, policy, measured)
         rules += judged
+    rules += answer_rules(pairs, chosen.answers, policy)
+    rules += others
     worst: Outcome = "pass"
     for outcome in ("inconclusive", "fail"):
         if any(rule.outcome == outcome for rule in rules):

@@ -34,7 +34,7 @@ BAND = 12
 """Layers in one row of the precision map."""
 
 _HERE = Path(__file__).parent
-_ORDER = {"fail": 0, "inconclusive": 1, "pass": 2}
+_ORDER = {"fail": 0, "inconclusive": 1, "unproven": 2, "unmeasurable": 3, "pass": 4}
 
 
 def render_html(report: Report) -> str:
