@@ -21,18 +21,18 @@ class Decoder(Protocol):
 
 def coverage_lines(seen: Mapping[str, Any]) -> list[str]:
     """The table of a `coverage.Coverage`: a line a category and language; tokens as P50/P95/P99."""
-    names = [f"{s['category']} {s['language']}" for s in seen["strata"]]
-    width = max(map(len, (*names, "calibration")))
-    profile = seen["profile"]
-    head = f"{'calibration':<{width}}  samples   share" + ("  profile" if profile else "")
-    head += "     prompt P50/P95/P99" + ("    profile's    " if profile else "") + "     answer P50/P95/P99"
-    lines = [(head + ("    profile's" if profile else "")).rstrip()]
-    for name, s in zip(names, seen["strata"], strict=True):
-        line = f"{name:<{width}}  {s['samples']:>7}  {s['share']:>6.1%}"
-        line += f"  {s['wanted_share'] or 0:>7.1%}" if profile else ""
-        line += f"  {_lengths(s['prompt']):>21}" + (f"  {_lengths(s['wanted_prompt'], '<='):>15}" if profile else "")
-        line += f"  {_lengths(s['output']):>21}" + (f"  {_lengths(s['wanted_output'], '<='):>15}" if profile else "")
-        lines.append(line.rstrip())
+    strata = seen["strata"]
+    columns: list[tuple[str, list[str]]] = [
+        ("calibration", [f"{s['category']} {s['language']}" for s in strata]),
+        ("samples", [str(s["samples"]) for s in strata]),
+        ("share", [f"{s['share']:.1%}" for s in strata]),
+        ("profile", ["-" if s["wanted_share"] is None else f"{s['wanted_share']:.1%}" for s in strata]),
+        ("prompt P50/P95/P99", [_lengths(s["prompt"]) for s in strata]),
+        ("profile", [_lengths(s["wanted_prompt"], "<=") for s in strata]),
+        ("answer P50/P95/P99", [_lengths(s["output"]) for s in strata]),
+        ("profile", [_lengths(s["wanted_output"], "<=") for s in strata]),
+    ]
+    lines = _table([column for column in columns if any(cell != "-" for cell in column[1])])
     lines.append(
         f"{seen['samples']} samples, {seen['tokens']:,} tokens; whole samples {_lengths(seen['lengths'])} tokens; "
         f"of {seen['loaded']:,} rows {seen['duplicates']} repeat another, {seen['near_duplicates']} nearly, "
@@ -51,6 +51,15 @@ def coverage_lines(seen: Mapping[str, Any]) -> list[str]:
     if len(seen["missing"]) > _MOST_MISSING:
         lines.append(f"too few conversations in {len(seen['missing']) - _MOST_MISSING} more cells (coverage.json)")
     return [_printable(line) for line in lines]
+
+
+def _table(columns: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Title and cells under one another, the first column to the left, the others to the right."""
+    padded = []
+    for number, (title, cells) in enumerate(columns):
+        width = max(map(len, (title, *cells)))
+        padded.append([cell.rjust(width) if number else cell.ljust(width) for cell in (title, *cells)])
+    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
 def sample_lines(made: CalibrationSet, text: Decoder) -> list[str]:
