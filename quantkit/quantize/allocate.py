@@ -93,6 +93,29 @@ def frontier(options: Mapping[str, Sequence[Option]]) -> list[tuple[float, float
     return corners
 
 
+def contested(options: Mapping[str, Sequence[Option]], chosen: Mapping[str, str], count: int) -> list[tuple[str, str]]:
+    """At most `count` (group, scheme) whose price decided most narrowly: wrong prices there would change the choice.
+
+    Every step that an allocation took or left has a gain a bit; those left are the smaller ones, those taken the
+    larger. The closest to where the two meet come first, each with the cheaper scheme of its step.
+    """
+    taken: list[tuple[float, str, str]] = []
+    left: list[tuple[float, str, str]] = []
+    for group, choices in options.items():
+        here = next(option for option in choices if option.scheme == chosen[group])
+        for other in _undominated(choices):
+            cheap, dear = sorted((here, other), key=lambda o: o.bits)
+            gain, cost = cheap.sensitivity - dear.sensitivity, (dear.bits - cheap.bits) * here.weights
+            if gain > 0 and cost > 0:
+                (taken if other is cheap else left).append((gain / cost, group, cheap.scheme))
+    if not taken and not left:
+        return []
+    ends = [*([min(taken)[0]] if taken else []), *([max(left)[0]] if left else [])]
+    meeting = float(np.exp(np.log(ends).mean()))
+    ordered = sorted((abs(np.log(gain / meeting)), group, scheme) for gain, group, scheme in [*taken, *left])
+    return list(dict.fromkeys((group, scheme) for _, group, scheme in ordered))[:count]
+
+
 def _hull(choices: Sequence[Option]) -> list[Option]:
     """Of undominated options the lower convex hull over bits, by rising bits."""
     hull: list[Option] = []

@@ -39,8 +39,8 @@ from quantkit.runtime.step import StepInputs
 
 STEP_TOKENS = 512
 """Tokens that pass a layer together, and most of one sample: attention scores are quadratic in it."""
-_LOGITS = 1 << 24
-"""Logits held at a time."""
+LOGITS = 1 << 24
+"""Logits that the head makes at a time."""
 
 Progress = Callable[[int, str], object]
 """Called with (slices done, what is next)."""
@@ -174,7 +174,7 @@ class GradientWalk:
         piece = self._slices[-1]
         run = DifferentiableSlice(piece, self._weights, max_model_len=1, block_size=BLOCK)
         (logits,) = piece.outputs
-        rows = max(1, _LOGITS // int(piece.values[logits].shape[1]))
+        rows = max(1, LOGITS // int(piece.values[logits].shape[1]))
         below, after = self._kept("boundary", self.layers), self._new("gradient", self.layers)
         generator = torch.Generator().manual_seed(self._seed)
         for step in self._steps:
@@ -182,7 +182,7 @@ class GradientWalk:
             for start in range(0, step.tokens, rows):
                 leaves = {name: value[start : start + rows].clone().requires_grad_() for name, value in whole.items()}
                 count = min(rows, step.tokens - start)
-                made = run.run(_rows_only(count), leaves)[logits]
+                made = run.run(rows_only(count), leaves)[logits]
                 probabilities = torch.softmax(made.detach(), dim=-1)
                 labels = draw(probabilities, generator)
                 probabilities[torch.arange(count), labels] -= 1  # of -log softmax(logits)[label]
@@ -235,7 +235,7 @@ def _aligned(boundary: Boundary, step: SampleStep) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in boundary.get(step.start, step.start + step.tokens).items()}
 
 
-def _rows_only(count: int) -> StepInputs:
+def rows_only(count: int) -> StepInputs:
     """A step for the head alone: `count` rows, of no sequence."""
     nothing = np.zeros(count, np.int32)
     return StepInputs(

@@ -34,19 +34,28 @@ def loss_changes(tap: Tap, error: Tensor) -> Tensor:
     return torch.cat(parts).double()
 
 
-def kl_by_token(changes: Tensor) -> float:
-    """Predicted mean KL divergence in nats: ½ Σ_t (∂L/∂y_t · Δy_t)² / T, from `loss_changes` `[T]`.
+def predicted_kl(changes: Tensor, lengths: Sequence[int]) -> float:
+    """Predicted mean KL divergence in nats a token: the mean of `kl_by_token` and `kl_by_sample`.
 
-    With labels drawn from the model itself, E[(∂L/∂y · Δy)²] is Δyᵀ F Δy, twice the KL to second order; taking tokens
-    apart leaves out how errors of different tokens add up.
+    One misses how a sample's errors add up (in keys and values they do), the other is noisy; their mean tracks the
+    measured divergence closer than either (docs/results/sensitivity.md).
+    """
+    return 0.5 * (kl_by_token(changes) + kl_by_sample(changes, lengths))
+
+
+def kl_by_token(changes: Tensor) -> float:
+    """½ Σ_t (∂L/∂y_t · Δy_t)² / T, from `loss_changes` `[T]`.
+
+    With labels drawn from the model itself, E[(∂L/∂y · Δy)²] is Δyᵀ F Δy, twice the KL to second order (Fisher
+    information F); taking tokens apart leaves out how errors of different tokens add up.
     """
     return 0.5 * float(changes.square().mean())
 
 
 def kl_by_sample(changes: Tensor, lengths: Sequence[int]) -> float:
-    """Predicted mean KL divergence in nats: ½ Σ_s (Σ_{t in s} ∂L/∂y_t · Δy_t)² / T, samples of `lengths` tokens.
+    """½ Σ_s (Σ_{t in s} ∂L/∂y_t · Δy_t)² / T, samples of `lengths` tokens.
 
-    Counts how errors of a sample's tokens add up; one square a sample, so much noisier than `kl_by_token`.
+    The whole second-order divergence, of which one square a sample is a noisy estimate.
     """
     sums = torch.stack([part.sum() for part in changes.split(list(lengths))])
     return 0.5 * float(sums.square().sum()) / len(changes)

@@ -137,6 +137,9 @@ def test_the_search_tells_what_it_weighed(recipe, tmp_path):
     assert [p.budget_bits for p in found.points] == [6.0, 5.0, 12.0]
     assert all(p.average_bits <= p.budget_bits for p in found.points)
     assert found.points[2].sensitivity < found.points[0].sensitivity < found.points[1].sensitivity
+    assert 0 < len(found.data["checked"]) <= 8
+    for row in found.data["checked"]:  # a random model's tokens: the prediction is rough, its size is right
+        assert row["predicted"] / 5 < row["measured"] < row["predicted"] * 5
     bits, values = zip(*found.data["frontier"], strict=True)
     assert list(bits) == sorted(bits)
     assert list(values) == sorted(values, reverse=True)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from quantkit.errors import RecipeError
-from quantkit.quantize.allocate import TOLERANCE, Option, allocate, average_bits, frontier, least_bits
+from quantkit.quantize.allocate import TOLERANCE, Option, allocate, average_bits, contested, frontier, least_bits
 
 
 def _random_options(seed: int, groups: int = 6) -> dict[str, list[Option]]:
@@ -90,3 +90,14 @@ def test_corners_of_the_frontier_are_what_the_exact_search_finds_there(seed):
     assert corners[0][0] == pytest.approx(least_bits(options))
     for bits, sensitivity in corners:
         assert _cost(options, allocate(options, bits + 1e-9)) == pytest.approx(sensitivity, rel=1e-6, abs=1e-9)
+
+
+def test_the_narrowest_choices_are_those_whose_gain_lies_where_taken_and_left_meet():
+    gains = {"a": 100.0, "b": 10.0, "c": 5.0, "d": 1.0, "e": 0.01}
+    options = {g: [Option("W8", 0.0, 8.0, 10), Option("W4", gain, 4.0, 10)] for g, gain in gains.items()}
+    chosen = {"a": "W8", "b": "W8", "c": "W4", "d": "W4", "e": "W4"}
+    narrow = contested(options, chosen, 3)
+    assert {group for group, _ in narrow[:2]} == {"b", "c"}
+    assert narrow[2] == ("d", "W4")
+    assert all(scheme == "W4" for _, scheme in narrow)
+    assert contested({"g": [Option("W8", 0.0, 8.0, 10)]}, {"g": "W8"}, 3) == []

@@ -10,11 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from quantkit.calibration.samples import CalibrationSet, Sample
 from quantkit.errors import NumericsError
-from quantkit.models import open_source
+from quantkit.formats.schemes import SCHEMES
+from quantkit.models import SourceWeights, open_source
 from quantkit.program import build_program, fuse
 from quantkit.quantize import gradients
+from quantkit.quantize.alone import Alone, kl_alone
 from quantkit.quantize.gradients import STEP_TOKENS, GradientWalk, Tap, choose, draw
-from quantkit.quantize.sensitivity import kl_by_sample, kl_by_token, loss_changes
+from quantkit.quantize.rtn import rtn
+from quantkit.quantize.sensitivity import kl_by_sample, kl_by_token, loss_changes, weight_error
 from tests.tiny import FAMILIES, make_checkpoint
 
 GROUPS = ("qkv", "o", "gate_up", "down")
@@ -76,7 +79,7 @@ def _theirs(folder: Path, samples: CalibrationSet, labels: torch.Tensor) -> dict
 def test_gradients_are_those_of_autograd_through_transformers(tmp_path, family, monkeypatch):
     labels = torch.randint(0, 384, (56,), generator=torch.Generator().manual_seed(1))
     given = iter(labels.split(8))
-    monkeypatch.setattr(gradients, "_LOGITS", 8 * 384)  # the head in eight rows at a time, four samples in one step
+    monkeypatch.setattr(gradients, "LOGITS", 8 * 384)  # the head in eight rows at a time, four samples in one step
     monkeypatch.setattr(gradients, "draw", lambda probabilities, generator: next(given))
     folder = make_checkpoint(tmp_path / "model", family)
     ours = _all_taps(_walk(folder, tmp_path / "work"))
@@ -148,3 +151,38 @@ def test_what_is_not_finite_is_named_with_layer_and_sample(tmp_path, value, wher
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(NumericsError, match=where):
         _walk(folder, tmp_path / "work").begin()
+
+
+def test_the_divergence_of_groups_quantized_alone_is_that_of_whole_models(tmp_path):
+    folder, samples = make_checkpoint(tmp_path / "model", "llama"), _samples()
+    source = open_source(str(folder))
+    program, load = fuse(build_program(source.spec)), SourceWeights(source).load
+    variants = [
+        Alone("layers.1.down", "W4A16_G64"),
+        Alone("layers.0.down", "W4A16_G32"),
+        Alone("layers.0.down", "W8A16"),
+    ]
+    errors = []
+
+    def rounding(weight, scheme):
+        quantized = rtn(load(weight), SCHEMES[scheme], scale_dtype=torch.float16)
+        errors.append(weight_error(load(weight), quantized))
+        return quantized
+
+    class Killed(Exception):
+        pass
+
+    def kill_at_layer_1(done, what):
+        if what == "layer 1":
+            raise Killed
+
+    work = tmp_path / "work"
+    work.mkdir()
+    with pytest.raises(Killed):
+        kl_alone(source, program, samples, variants, rounding, work, kill_at_layer_1)
+    assert len(errors) == 2
+    ours = kl_alone(source, program, samples, variants, rounding, work)
+    assert len(errors) == 3  # layer 0 was not run again
+    of_variant = [errors[2], errors[0], errors[1]]
+    theirs = [_kl_of_changed(folder, samples, v.layer, e) for v, e in zip(variants, of_variant, strict=True)]
+    assert ours == pytest.approx(theirs, rel=0.02)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from quantkit.program.ir import Weight
 from quantkit.quantize.allocate import Option
 from quantkit.quantize.gradients import STEP_TOKENS, GradientWalk, Tap, choose
 from quantkit.quantize.rtn import rtn
-from quantkit.quantize.sensitivity import kl_by_token, loss_changes, weight_error, weight_sensitivity
+from quantkit.quantize.sensitivity import loss_changes, predicted_kl, weight_error, weight_sensitivity
 
 TOKENS = 4096
 """Calibration tokens that gradients are taken on, about."""
@@ -70,6 +70,17 @@ def method(outline: Outline) -> str:
     return "none" if pinned else outline.loaded.recipe.quantization.sensitivity
 
 
+def rounded(context: Context, weight: Weight, scheme: str, matrix: Tensor | None = None) -> QuantizedMatrix:
+    """A group's matrix (read where not given) rounded to a scheme, as schemes are compared."""
+    return rtn(
+        SourceWeights(context.source).load(weight) if matrix is None else matrix,
+        SCHEMES[scheme],
+        search=context.loaded.recipe.quantization.scale_search,
+        scale_dtype=stored_scale_type(context),
+        where=str(weight.group),
+    )
+
+
 def _inputs(context: Context) -> Inputs:
     section = context.loaded.recipe.quantization
     inputs = {"allowed": context.decisions.allowed, "scale_search": section.scale_search, "method": method(context)}
@@ -94,6 +105,7 @@ def _by_gradients(context: Context, calibrated: Path, folder: Path, progress: Pr
     by_layer, work = layers(context), folder / _WORK
     seed = context.loaded.recipe.calibration.seed
     samples = choose(read_samples(calibrated).samples, TOKENS, seed)
+    lengths = [len(sample.ids) for sample in samples.samples]
     total = 2 * len(by_layer) + 2
     if not all(_file(folder, layer).exists() for layer in by_layer):
         work.mkdir(exist_ok=True)
@@ -103,7 +115,7 @@ def _by_gradients(context: Context, calibrated: Path, folder: Path, progress: Pr
             progress.step(total - 1 - layer, total, f"layer {layer}, backwards")
             names = [name for name in by_layer[layer] if len(context.decisions.allowed[name]) > 1]
             taps = walk.taps(layer, names)
-            prices = {name: _by_gradient(tap) for name, tap in taps.items()}
+            prices = {name: _by_gradient(tap, lengths) for name, tap in taps.items()}
             _write(context, _file(folder, layer), {name: prices.get(name) for name in by_layer[layer]})
             walk.finish(layer)
     shutil.rmtree(work, ignore_errors=True)
@@ -114,8 +126,8 @@ def _by_weight(input_sq: Tensor) -> Price:
     return lambda matrix, quantized: weight_sensitivity(matrix, quantized, input_sq)
 
 
-def _by_gradient(tap: Tap) -> Price:
-    return lambda matrix, quantized: kl_by_token(loss_changes(tap, weight_error(matrix, quantized)))
+def _by_gradient(tap: Tap, lengths: Sequence[int]) -> Price:
+    return lambda matrix, quantized: predicted_kl(loss_changes(tap, weight_error(matrix, quantized)), lengths)
 
 
 def _file(folder: Path, layer: int) -> Path:
@@ -130,7 +142,7 @@ def _write(context: Context, path: Path, prices: Mapping[str, Price | None]) -> 
 
 def _options_of(context: Context, weight: Weight, price: Price | None) -> list[Option]:
     """The group's allowed schemes; a pinned one costs nothing to look at."""
-    section, group = context.loaded.recipe.quantization, str(weight.group)
+    group = str(weight.group)
     allowed, count = context.decisions.allowed[group], weight.shape[0] * weight.shape[1]
     matrix: Tensor | None = None
     row: list[Option] = []
@@ -138,10 +150,7 @@ def _options_of(context: Context, weight: Weight, price: Price | None) -> list[O
         sensitivity = 0.0
         if name != UNQUANTIZED and len(allowed) > 1 and price is not None:
             matrix = SourceWeights(context.source).load(weight) if matrix is None else matrix
-            quantized = rtn(
-                matrix, SCHEMES[name], search=section.scale_search, scale_dtype=stored_scale_type(context), where=group
-            )
-            sensitivity = price(matrix, quantized)
+            sensitivity = price(matrix, rounded(context, weight, name, matrix))
         row.append(Option(name, sensitivity, group_bits(weight, SCHEMES[name]) / count, count))
     return row
 
