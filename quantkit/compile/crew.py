@@ -21,9 +21,10 @@ from quantkit_kernels.triton import Fact
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel to compile: its key in the cache, its name, and the facts it is specialised for."""
+    """One kernel to compile: its key in the cache, its file's module, its name, and the facts it is specialised for."""
 
     key: str
+    module: str
     kernel: str
     facts: Mapping[str, Fact]
 

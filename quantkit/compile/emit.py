@@ -99,7 +99,7 @@ def _wanted(program: Program, target: str, classes: Sequence[BucketClass], specs
             keys = []
             for spec in chosen:
                 key = key_of(specialisation(spec, place.facts), target, made_by)
-                needs.jobs.setdefault(key, Job(key, spec.name, place.facts))
+                needs.jobs.setdefault(key, Job(key, spec.function.__module__, spec.name, place.facts))
                 keys.append(key)
             launches[place.node] = keys
     return needs
