@@ -13,7 +13,7 @@ from quantkit.errors import RecipeError
 
 def init(
     path: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("recipe.yaml"),
-    template: Annotated[str, typer.Option(help="chat, rag, code or minimal.")] = "chat",
+    template: Annotated[str, typer.Option(help="chat, rag, code, minimal, or a model: qwen3-4b, ...")] = "chat",
     source: Annotated[str | None, typer.Option(help="The model: folder, *.gguf, package:NAME/path or hub id.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
