@@ -147,7 +147,7 @@ def test_a_file_of_another_name_is_refused_even_when_listed(artifact: Path, name
         ("index", lambda b: b.update(kernels=[[NAME]]), "no index of version 1"),
         ("index", lambda b: b.update(kernels=[]), "lists other kernels"),
         ("index", lambda b: b.update(launches=[]), "not of the form"),
-        ("index", lambda b: b["launches"].update(decode={"layers.9.qkv": [NAME]}), "'layers.9.qkv' launches what is not"),
+        ("index", lambda b: b["launches"].update(decode={"layers.9.qkv": [NAME]}), "'layers.9.qkv' launches"),
         ("index", lambda b: b["launches"].update(decode={"layers.0.qkv": ["/bin/sh"]}), "launches what is not there"),
         ("index", lambda b: b["launches"].update(decode={"layers.0.qkv": [{}]}), "launches what is not there"),
         (NAME, lambda b: b.update(target="sm_80"), "another kernel or target"),
