@@ -19,11 +19,14 @@ from quantkit.build.memory import PeakMemory
 from quantkit.build.pipeline import STAGES
 from quantkit.build.place import check_place, place
 from quantkit.build.progress import Progress
-from quantkit.build.stage import PAYLOAD, Inputs, Stage, stage_keys
+from quantkit.build.stage import EVIDENCE, PAYLOAD, Inputs, Stage, stage_keys
 from quantkit.build.store import Store, stage_cost, stage_facts
 from quantkit.errors import CheckpointError
+from quantkit.gate.verdict import EXIT_CODES
 from quantkit.recipe.load import LoadedRecipe
 from quantkit.report import write_report
+from quantkit.review.answers import ANSWERS
+from quantkit.review.status import joined, open_sample, review_status
 
 RUN_FOLDERS = ".quantkit"
 
@@ -88,14 +91,17 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
         with disk_full_explained("placing the artifact", store.folder, 0):
             artifact = place(folders["package"], folders["gate"], record, out)
+            if (out / EVIDENCE / ANSWERS).exists():
+                open_sample(out)
             report = write_report(out)
     judged = next(run for run in runs if run.name == "gate").facts
+    verdict, people = joined(judged["verdict"], review_status(out))
     return Built(
         folder=out,
         payload_digest=artifact.payload_digest,
-        verdict=judged["verdict"],
-        exit_code=judged["exit_code"],
-        rules=tuple(judged["rules"]),
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+        rules=(*judged["rules"], *([f"people: {people}"] if people else [])),
         source_bytes=artifact.source_weight_bytes,
         weight_bytes=artifact.weight_bytes,
         report=report,

@@ -56,6 +56,6 @@ def _text(result: dict[str, Any]) -> str:
         *(f"           {rule}" for rule in result["rules"]),
     ]
     if result["verdict"] == "pending-review":
-        lines.append("           the figures pass; people have not looked yet (waive it with gate.review.waive)")
+        lines.append(f"           the figures pass; people look next: quantkit review {result['artifact']}")
     lines.append(f"report     {result['report']}")
     return "\n".join(lines)

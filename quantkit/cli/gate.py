@@ -30,11 +30,13 @@ def gate(
     backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
 ) -> int:
-    """Judge an artifact. Exit code: 0 pass, 10 fail, 11 inconclusive, 12 review pending."""
+    """Judge an artifact. Exit code: 0 pass, 10 fail, 11 inconclusive, 12 until people have met the review's plan."""
     from quantkit.artifact.read import open_artifact
     from quantkit.gate import run_gate
     from quantkit.gate.asked import asked_of
     from quantkit.gate.run import MAX_TOKENS
+    from quantkit.gate.verdict import EXIT_CODES
+    from quantkit.review.status import joined, review_status
 
     asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy, prompts or [])
     result = run_gate(
@@ -54,17 +56,19 @@ def gate(
         backend=backend,
         progress=_Line() if sys.stderr.isatty() else None,
     )
+    word, people = joined(result.verdict.verdict, review_status(artifact))
     if as_json:
-        typer.echo(json.dumps(result.details, indent=1, ensure_ascii=False))
+        final = {"final": word, "people": people}
+        typer.echo(json.dumps({**result.details, **final}, indent=1, ensure_ascii=False))
     else:
-        _show(result, artifact)
-    return result.exit_code
+        _show(result, artifact, word, people)
+    return EXIT_CODES[word]
 
 
-def _show(result: GateResult, artifact: Path) -> None:
+def _show(result: GateResult, artifact: Path, word: str, people: str) -> None:
     verdict = result.verdict
     cover = verdict.coverage
-    typer.echo(f"{verdict.verdict}  (policy {verdict.policy}, class {verdict.policy_class})")
+    typer.echo(f"{word}  (policy {verdict.policy}, class {verdict.policy_class})")
     for rule in verdict.rules:
         typer.echo(f"  {rule.outcome:<12} {rule.text}")
     for note in verdict.notes:
@@ -73,6 +77,8 @@ def _show(result: GateResult, artifact: Path) -> None:
     typer.echo(f"Covers {cover.backend}{isa}, {cover.compute} compute, {cover.kv_format} KV cache.")
     if verdict.waiver is not None:
         typer.echo(f"Review waived: {verdict.waiver}")
+    if people:
+        typer.echo(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
     typer.echo(f"Evidence in {result.evidence}. Next: quantkit report {artifact}")
 
 

@@ -33,6 +33,7 @@ def inspect(
 
 
 def _facts(opened: Artifact) -> dict[str, Any]:
+    from quantkit.review.status import joined, review_status
     from quantkit.runtime.admission import VERDICT, read_standing
     from quantkit.runtime.text import ChatText
 
@@ -40,6 +41,10 @@ def _facts(opened: Artifact) -> dict[str, Any]:
     runtime = manifest.recipe.get("runtime")
     standing = read_standing(opened.folder, opened.payload_digest)
     judged = None if standing.verdict == "none" else json.loads((opened.folder / VERDICT).read_text(encoding="utf-8"))
+    if judged is not None:
+        review = review_status(opened.folder)
+        final, _ = joined(judged["verdict"], review)
+        judged |= {"gate": judged["verdict"], "verdict": final, "review": review.reason}
     return {
         "artifact": str(opened.folder),
         "payload_digest": opened.payload_digest,
@@ -95,4 +100,4 @@ def _text(facts: dict[str, Any]) -> str:
 
 def _verdict(verdict: dict[str, Any]) -> str:
     covers = ", ".join(f"{key} {value}" for key, value in verdict.get("coverage", {}).items())
-    return f"{verdict['verdict']} by policy {verdict.get('policy', '?')}, on {covers}"
+    return f"{verdict['verdict']} by policy {verdict.get('policy', '?')}, on {covers}; people: {verdict['review']}"

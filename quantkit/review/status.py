@@ -90,27 +90,40 @@ def review_status(artifact: Path | str, *, today: date | None = None) -> Status:
     return Status(digest, verdict, reason, sample, record, found, signoff, waiver, _aside(place))
 
 
+def joined(gate: str, status: Status) -> tuple[str, str]:
+    """The gate's verdict with what people say in it, and their reason where it is theirs (else empty).
+
+    People decide where the gate left it to them (pending-review); their reject outweighs a pass.
+    """
+    if gate == "pending-review" or (gate == "pass" and status.verdict == "fail"):
+        return status.verdict, status.reason
+    return gate, ""
+
+
 def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
-    """The artifact's sample, drawn now from the gate's answers when there is none.
+    """The artifact's sample, drawn from the gate's answers; once somebody has judged, it stays as it is.
 
     redraw: set sample, record and sign-off aside (`evidence/review/aside-N/`) and draw anew.
     Plan and seed are the recipe's (`gate.review`), the defaults where it has none.
+
+    Raises CheckpointError when there are no answers, or sample or answers are another payload's.
     """
     folder = Path(artifact)
     digest = open_artifact(folder, check="sizes").payload_digest
-    place = folder / people.FOLDER
+    place, answers = folder / people.FOLDER, folder / FOLDER / ANSWERS
     with locked(place):
         if redraw:
             _set_aside(place)
         found = read_sample(place, digest)
-        if found is not None:
+        if found is not None and ((place / people.RECORD).exists() or not answers.exists()):
             return found
-        answers = read_answers(folder / FOLDER / ANSWERS, digest)
-        if not answers:
-            raise CheckpointError("holds no answers", where=str(folder / FOLDER / ANSWERS), next="Run quantkit gate")
+        rows = read_answers(answers, digest)
+        if not rows:
+            raise CheckpointError("holds no answers", where=str(answers), next="Run quantkit gate")
         review = _asked(folder, digest)
-        sample = draw(answers, Plan.of(review.get("plan")), int(review.get("seed") or _SEED), digest)
-        write_sample(place, sample)
+        sample = draw(rows, Plan.of(review.get("plan")), int(review.get("seed") or _SEED), digest)
+        if found != sample:
+            write_sample(place, sample)
     return sample
 
 

@@ -1,16 +1,18 @@
 """Whether an artifact may be served here: what the gate found, and whether that finding covers this machine.
 
-The verdict is read as plain JSON (`evidence/gate/verdict.json`): serving must not need the gate.
+The verdict is read as plain JSON (`evidence/gate/verdict.json`): serving must not need the gate. What people signed
+(`evidence/review/`) joins in.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantkit.artifact.people import Word, word_of_people
 from quantkit.errors import CheckpointError, QuantkitError
 
 VERDICT = Path("evidence") / "gate" / "verdict.json"
@@ -71,8 +73,11 @@ def target_of(backend_name: str, kv_format: str) -> dict[str, str]:
 def read_standing(folder: Path, payload_digest: str) -> Standing:
     """The artifact's standing; a verdict on another payload counts as none.
 
+    What people signed or waived joins in: it decides where the gate left it to them (pending-review), and a signed
+    reject outweighs a pass.
+
     Raises:
-        CheckpointError: a verdict file that is not one.
+        CheckpointError: a verdict file that is not one, or a review that cannot be trusted.
     """
     path = folder / VERDICT
     if not path.is_file():
@@ -82,11 +87,18 @@ def read_standing(folder: Path, payload_digest: str) -> Standing:
         if found["payload_digest"] != payload_digest:
             return Standing("none")
         coverage = {name: str(value) for name, value in found["coverage"].items()}
-        return _consistent(str(found["verdict"]), coverage, tuple(dict(rule) for rule in found.get("rules", ())))
+        standing = _consistent(str(found["verdict"]), coverage, tuple(dict(rule) for rule in found.get("rules", ())))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"not a gate verdict ({error!r})", where=str(path), next="Run `quantkit gate` to judge anew"
         ) from error
+    return _with_people(standing, word_of_people(folder, payload_digest))
+
+
+def _with_people(standing: Standing, word: Word) -> Standing:
+    if word.decision == "fail" and standing.verdict in ("pass", "pending-review"):
+        return Standing("fail", standing.coverage, (*standing.rules, {"outcome": "fail", "text": word.text}))
+    return replace(standing, verdict=word.decision) if standing.verdict == "pending-review" else standing
 
 
 def _consistent(verdict: str, coverage: Mapping[str, str], rules: tuple[Mapping[str, Any], ...]) -> Standing:

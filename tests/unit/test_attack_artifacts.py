@@ -132,10 +132,10 @@ def test_a_report_refuses_a_run_record_of_another_form(artifact: Path, stages: A
 
 
 def test_evidence_that_links_elsewhere_is_refused(artifact: Path, tmp_path: Path) -> None:
-    link = artifact / "evidence" / "review"
+    link = artifact / "evidence" / "elsewhere"
     link.symlink_to(tmp_path)
     try:
-        with pytest.raises(CheckpointError, match="evidence/review: is a symlink"):
+        with pytest.raises(CheckpointError, match="evidence/elsewhere: is a symlink"):
             open_artifact(artifact)
     finally:
         link.unlink()
