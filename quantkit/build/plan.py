@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quantkit.build.context import Outline, open_context, outline_without_weights
 from quantkit.build.data import check_data
@@ -14,7 +16,11 @@ from quantkit.build.run import run_folder
 from quantkit.build.stage import stage_keys
 from quantkit.build.stages.allocate import STAGE as ALLOCATE
 from quantkit.build.stages.allocate import chosen
+from quantkit.build.stages.calibrate import STAGE as CALIBRATE
 from quantkit.build.store import Store, stage_cost
+from quantkit.calibration.pool import fill_pool
+from quantkit.calibration.samples import read_samples
+from quantkit.calibration.sampling import quotas
 from quantkit.recipe.load import LoadedRecipe
 
 
@@ -31,11 +37,24 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
+class PlannedCell:
+    """One category in one language: rows of the calibration data, samples taken of them unless rows repeat each other
+    or are refused, and the profile's share of requests, where there is one."""
+
+    category: str
+    language: str
+    rows: int
+    samples: int
+    wanted_share: float | None
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `build` would do. `schemes[group]`: what it may take, one where settled; `settled` tells whether all are.
 
     `memory_bytes` is the largest of the stages still to run; `kv_bytes` the cache for `max_num_seqs` sequences of
-    `max_model_len` tokens; `source_bytes` and `payload_bytes` the weights before and after.
+    `max_model_len` tokens; `source_bytes` and `payload_bytes` the weights before and after; `calibration` what its data
+    can give; `coverage` what it gave, once that stage is whole (`calibration.coverage`).
     """
 
     name: str
@@ -60,6 +79,8 @@ class Plan:
     memory_bytes: int
     available_memory_bytes: int
     disk_bytes: int
+    calibration: tuple[PlannedCell, ...]
+    coverage: Mapping[str, Any] | None
     out: Path
 
 
@@ -112,7 +133,21 @@ def plan(loaded: LoadedRecipe, out: Path) -> Plan:
         memory_bytes=max((stage.memory_bytes for stage in missing), default=0),
         available_memory_bytes=available_memory(),
         disk_bytes=sum(stage.disk_bytes for stage in missing),
+        calibration=_cells(outline),
+        coverage=read_samples(whole[CALIBRATE.name]).coverage if CALIBRATE.name in whole else None,
         out=out,
+    )
+
+
+def _cells(outline: Outline) -> tuple[PlannedCell, ...]:
+    """From the data's rows alone: lengths and refusals take a tokenizer."""
+    section, profile = outline.loaded.recipe.calibration, outline.profile()
+    rows = fill_pool(outline.data_files("calibration"), profile, per_cell=0, seed=section.seed).cells
+    samples = quotas(rows, section.max_samples, profile)
+    cells = {key: profile.cell(*key) if profile is not None else None for key in sorted(samples)}
+    return tuple(
+        PlannedCell(*key, rows.get(key, 0), samples[key], cell.share if cell is not None else None)
+        for key, cell in cells.items()
     )
 
 

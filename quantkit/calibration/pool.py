@@ -42,21 +42,23 @@ class Row:
 @dataclass(frozen=True)
 class Pool:
     """The rows kept, in file order. `loaded`: rows read; `duplicates`: of those, equal to one kept at that time;
-    `outside`: of a category and language that the profile does not have."""
+    `outside`: of a category and language that the profile does not have; `cells`: of each one that it has."""
 
     rows: tuple[Row, ...]
+    cells: Mapping[CellKey, int]
     loaded: int
     duplicates: int
     outside: int
 
 
 def fill_pool(paths: Sequence[Path], profile: Profile | None, *, per_cell: int, seed: int) -> Pool:
-    """Read every row of `paths`; keep at most `per_cell` of each cell.
+    """Read every row of `paths`; keep at most `per_cell` of each cell (0: only count).
 
     RecipeError for a file that cannot be read, a row without conversation (file and row), and for more than a thousand
     cells.
     """
     cells: dict[CellKey, list[tuple[int, int, Row]]] = {}
+    counts: dict[CellKey, int] = {}
     kept: set[int] = set()
     loaded = duplicates = outside = 0
     for path in paths:
@@ -69,6 +71,7 @@ def fill_pool(paths: Sequence[Path], profile: Profile | None, *, per_cell: int, 
                 duplicates += 1
             else:
                 heap = cells.setdefault(row.cell, [])
+                counts[row.cell] = counts.get(row.cell, 0) + 1
                 if len(cells) > _MOST_CELLS:
                     raise RecipeError(
                         f"more than {_MOST_CELLS} pairs of category and language",
@@ -80,7 +83,7 @@ def fill_pool(paths: Sequence[Path], profile: Profile | None, *, per_cell: int, 
                 if len(heap) > per_cell:
                     kept.discard(heapq.heappop(heap)[2].rank)
     rows = sorted((entry[2] for heap in cells.values() for entry in heap), key=lambda row: row.number)
-    return Pool(tuple(rows), loaded, duplicates, outside)
+    return Pool(tuple(rows), counts, loaded, duplicates, outside)
 
 
 def _row(

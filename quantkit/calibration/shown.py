@@ -50,7 +50,7 @@ def coverage_lines(seen: Mapping[str, Any]) -> list[str]:
         )
     if len(seen["missing"]) > _MOST_MISSING:
         lines.append(f"too few conversations in {len(seen['missing']) - _MOST_MISSING} more cells (coverage.json)")
-    return [_printable(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _table(columns: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -73,7 +73,7 @@ def sample_lines(made: CalibrationSet, text: Decoder) -> list[str]:
     for sample in shown:
         lines.append(f"sample {sample.name} ({sample.category}, {sample.language}, {len(sample.ids)} tokens):")
         lines += [f"  | {line}" for line in _cut(text.decode(sample.ids, skip_special=False))]
-    return [_printable(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _cut(text: str) -> list[str]:
@@ -86,6 +86,6 @@ def _lengths(lengths: Mapping[str, int] | None, mark: str = "") -> str:
     return "-" if lengths is None else mark + "/".join(str(lengths[key]) for key in ("p50", "p95", "p99"))
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """Other people's words must not steer a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

@@ -56,8 +56,32 @@ def plan_text(made: Plan) -> str:
         f"  budget {made.budget_bits:g} bits a weight over the decoder layers' matrices, "
         f"least feasible {made.least_bits:.3f}; lm_head {made.head}",
         *_schemes(made),
+        "",
+        *(f"  {line}" for line in _calibration(made)),
     ]
     return "\n".join(lines)
+
+
+def _calibration(made: Plan) -> list[str]:
+    """The coverage table where samples are chosen; else what the data's rows can give, languages side by side."""
+    from quantkit.calibration.shown import coverage_lines, printable
+
+    if made.coverage is not None:
+        return coverage_lines(made.coverage)
+    cells = {(cell.category, cell.language): cell for cell in made.calibration}
+    languages = sorted({cell.language for cell in made.calibration})
+    width = max(len("samples of rows"), *(len(cell.category) for cell in made.calibration))
+    total, by = sum(cell.samples for cell in made.calibration), "calibration: {} conversations by category and language"
+    by += ", as the profile has them" if any(cell.wanted_share is not None for cell in made.calibration) else ""
+    lines = [by.format(total), f"{'samples of rows':<{width}}" + "".join(f"{name:>14}" for name in languages)]
+    for category in sorted({cell.category for cell in made.calibration}):
+        row = [cells.get((category, language)) for language in languages]
+        texts = ["-" if cell is None else f"{cell.samples} of {cell.rows}" for cell in row]
+        lines.append(f"{category:<{width}}" + "".join(f"{text:>14}" for text in texts))
+    empty = [f"{cell.category} {cell.language} ({cell.wanted_share:.1%})" for cell in made.calibration if not cell.rows]
+    if empty:
+        lines.append(f"no conversations of {', '.join(empty)}, which the profile has: other cells take their place")
+    return [printable(line) for line in lines]
 
 
 def _schemes(made: Plan) -> list[str]:

