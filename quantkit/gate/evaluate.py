@@ -23,6 +23,7 @@ from quantkit.gate.stream import Activations, Head, stream_body
 from quantkit.program.ir import Program
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.executor import Executor
+from quantkit.runtime.step import StepInputs
 
 MOST_LOGITS = 8_000_000
 """Logits of one step: 32 MB a buffer, of which about four exist."""
@@ -33,6 +34,8 @@ TOP = 5
 
 Tick = Callable[[int], None]
 """Told the number of tokens a step ran."""
+Watch = Callable[[Executor, StepInputs], None]
+"""Shown an executor and the step it has just run."""
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,19 @@ class Compared:
 class Baseline:
     """The unquantized model at every scored position: what its head reads there, and the head.
 
-    floor: the baseline against itself on the first `floor_windows` windows, with other batches, chunks, order and
-    cache blocks.
+    `watch` sees each of its slices after every step. floor: the baseline against itself on the first `floor_windows`
+    windows, with other batches, chunks, order and cache blocks.
     """
 
-    def __init__(self, variant: Variant, data: EvalSet, tick: Tick, *, floor_windows: int) -> None:
+    def __init__(
+        self, variant: Variant, data: EvalSet, tick: Tick, *, floor_windows: int, watch: Watch | None = None
+    ) -> None:
         self.windows: Sequence[Window] = data.windows
         self._starts = offsets(data.windows)
         self.cluster = np.repeat(np.arange(len(data.windows), dtype=np.int32), np.diff(self._starts))
         self._targets = np.concatenate([np.asarray(w.targets, np.int64) for w in data.windows])
         self._rows = budget(variant.program)
-        self._body = self._stream(variant, self.windows, in_order(BODY_TOKENS), tick)
+        self._body = self._stream(variant, self.windows, in_order(BODY_TOKENS), tick, watch)
         self._head = Head(
             variant.program, variant.weights, rows=self._rows, threads=variant.threads, backend=variant.backend
         )
@@ -100,15 +105,23 @@ class Baseline:
         _require_finite(self._nll, self.windows, self.cluster, variant.name)
         self.floor = self._noise_floor(variant, tick, floor_windows)
 
-    def compare(self, variant: Variant, tick: Tick, *, windows: int | None = None) -> Compared:
-        """Scores of `variant`, run whole as it is served, over the first `windows` windows (all when None)."""
+    def compare(
+        self, variant: Variant, tick: Tick, *, windows: int | None = None, watch: Watch | None = None
+    ) -> Compared:
+        """Scores of `variant`, run whole as it is served, over the first `windows` windows (all when None).
+
+        `watch` sees the executor after every step.
+        """
         chosen = self.windows[: windows or len(self.windows)]
         composition = in_order(self._rows)
         executor = make_executor(variant, chosen, composition)
         found = self._score(
             variant.name,
             len(chosen),
-            ((step.index, torch.from_numpy(logits)) for step, logits in run(executor, chosen, composition, tick)),
+            (
+                (step.index, torch.from_numpy(logits))
+                for step, logits in run(executor, chosen, composition, tick, watch)
+            ),
         )
         backend, weight_bytes = executor.backend_name, executor.weight_bytes
         del executor
@@ -127,7 +140,13 @@ class Baseline:
         return self._score("noise floor", windows, rows)
 
     @staticmethod
-    def _stream(variant: Variant, windows: Sequence[Window], composition: Composition, tick: Tick) -> Activations:
+    def _stream(
+        variant: Variant,
+        windows: Sequence[Window],
+        composition: Composition,
+        tick: Tick,
+        watch: Watch | None = None,
+    ) -> Activations:
         return stream_body(
             variant.program,
             variant.weights,
@@ -136,6 +155,7 @@ class Baseline:
             threads=variant.threads,
             backend=variant.backend,
             tick=tick,
+            watch=watch,
         )
 
     def _chunks(self, count: int, most: int | None = None) -> Iterator[NDArray[np.int64]]:
@@ -192,11 +212,17 @@ def make_executor(variant: Variant, windows: Sequence[Window], composition: Comp
 
 
 def run(
-    executor: Executor, windows: Sequence[Window], composition: Composition, tick: Tick
+    executor: Executor,
+    windows: Sequence[Window],
+    composition: Composition,
+    tick: Tick,
+    watch: Watch | None = None,
 ) -> Iterator[tuple[Step, NDArray[np.float32]]]:
     """Run every window; yields each step that scores something with its logits `[R, V]`, valid until the next."""
     for step in compose(windows, composition):
         logits = executor.step(step.inputs)
+        if watch is not None:
+            watch(executor, step.inputs)
         if len(step.index):
             yield step, logits
         tick(len(step.inputs.token_ids))

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from quantkit.artifact.read import Artifact
 from quantkit.formats.schemes import SCHEMES
+from quantkit.gate.audit_cache import CacheUse, RangeWatch, audit_cache
 from quantkit.gate.data import EvalSet
 from quantkit.gate.evaluate import Baseline, Compared, Tick, Variant
 from quantkit.gate.rungs import INT4, INT8, baseline, count_parameters, rung
@@ -31,10 +32,11 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured, each variant's comparison by name, and the seconds each took."""
+    """What was measured, each variant's comparison by name, how the cache was used, the seconds each took."""
 
     measured: Measured
     compared: dict[str, Compared]
+    cache: tuple[CacheUse, ...]
     seconds: dict[str, float]
 
 
@@ -74,12 +76,14 @@ def measure(
     compared: dict[str, Compared] = {}
     seconds: dict[str, float] = {}
     began = time.monotonic()
-    base = Baseline(reference, data, told.about("baseline"), floor_windows=len(floor))
+    ranges, codes = RangeWatch(), RangeWatch()
+    base = Baseline(reference, data, told.about("baseline"), floor_windows=len(floor), watch=ranges)
     compared["noise floor"] = base.floor
     seconds["baseline"] = round(time.monotonic() - began, 2)
     for variant, windows in ((candidate, None), (models.rung(INT8), len(few)), (models.rung(INT4), None)):
         began = time.monotonic()
-        compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows)
+        watch = codes if variant is candidate else None
+        compared[variant.name] = base.compare(variant, told.about(variant.name), windows=windows, watch=watch)
         seconds[variant.name] = round(time.monotonic() - began, 2)
     measured = Measured(
         windows=data.windows,
@@ -90,7 +94,7 @@ def measure(
         least_bits=_least_bits(artifact),
         coverage=_coverage(artifact, compared["artifact"].backend, models.threads),
     )
-    return Results(measured, compared, seconds)
+    return Results(measured, compared, audit_cache(artifact, codes, ranges), seconds)
 
 
 def cost(data: EvalSet) -> int:

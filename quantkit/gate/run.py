@@ -16,6 +16,8 @@ from quantkit.errors import CheckpointError
 from quantkit.gate.answering import MAX_NEW_TOKENS, MAX_PROMPTS, answer, questions
 from quantkit.gate.answering import cost as answer_cost
 from quantkit.gate.answers import write_answers
+from quantkit.gate.audit import audit_rules, audit_table
+from quantkit.gate.audit_weights import audit_weights
 from quantkit.gate.data import each_conversation, make_windows, read_conversations, refuse_overlap
 from quantkit.gate.evidence import FOLDER, write_evidence
 from quantkit.gate.measure import Models, Progress, Told, measure
@@ -123,7 +125,8 @@ def run_gate(
     if posed.baseline:
         answered = answer(posed, (models.baseline, source_text), (models.candidate, text), about=told.about)
     pairs = answered.pairs if answered else ()
-    others = structural_rules(source_text, text)
+    weights = audit_weights(opened, model)
+    others = [*structural_rules(source_text, text), *audit_rules(weights, results.cache, text)]
     verdict = decide(rules, results.measured, review_waiver, pairs=pairs, others=others)
     details = {
         "verdict": verdict.as_dict(),
@@ -137,6 +140,7 @@ def run_gate(
         "variants": {name: variant_row(one) for name, one in results.compared.items()},
         "domains": domain_rows(results.measured, rules),
         "answers": None if answered is None else answers_table(answered, rules),
+        "audit": audit_table(weights, results.cache),
         "worst": worst_items(evaluated.windows, results.compared["artifact"], text),
         "seconds": {
             **results.seconds,

@@ -34,11 +34,12 @@ def stream_body(
     threads: int | None,
     backend: str,
     tick: Callable[[int], None],
+    watch: Callable[[Executor, StepInputs], None] | None = None,
 ) -> Activations:
     """What the head reads, at every scored token of `windows` in order: float32 `[S, n]` a value.
 
     Each slice of the program runs all windows before the next one is loaded. `tick` is told tokens as they go through
-    the model: the tokens of a step spread over the slices.
+    the model: the tokens of a step spread over the slices. `watch` sees each slice's executor after every step.
     """
     body = slices(program)[:-1]
     longest = max(len(window.ids) for window in windows)
@@ -63,6 +64,8 @@ def stream_body(
             found = executor.run_slice(
                 step.inputs, {name: torch.from_numpy(boundary[name][step.place]) for name in read}
             )
+            if watch is not None:
+                watch(executor, step.inputs)
             for name, value in found.items():
                 made[name][step.place] = value.numpy()
         boundary = made

@@ -24,6 +24,11 @@ def normalised(text: str) -> str:
     return _SPACE.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
 
 
+def has_cjk(text: str) -> bool:
+    """Whether a Chinese, Japanese or Korean character is in it."""
+    return _CJK.search(text) is not None
+
+
 def words_in(text: str) -> Iterator[str]:
     """Words in order; each Chinese, Japanese or Korean character is one."""
     spaced = _CJK.sub(lambda match: f" {match.group()} ", text)

@@ -147,6 +147,11 @@ class Executor:
             for name in self.program.outputs
         }
 
+    @property
+    def cached_layers(self) -> tuple[int, ...]:
+        """Layers whose keys and values this program (or slice) keeps."""
+        return tuple(self._memory.k_cache)
+
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, D]`."""
         return self._memory.k_cache[layer], self._memory.v_cache[layer]
