@@ -82,8 +82,11 @@ def load_samples(
     all, and when more than 1 % of the chosen samples' tokens were cut off.
     """
     pool = fill_pool(paths, profile, per_cell=_SPARE * max_samples + 64, seed=seed)
-    candidates, near, refused = _candidates(pool, text, scrub_pii)
-    chosen = _chosen(candidates, max_samples, profile)
+    for rows in (_likely(pool, max_samples, profile), pool.rows):
+        candidates, near, refused = _candidates(rows, text, scrub_pii)
+        chosen = _chosen(candidates, max_samples, profile)
+        if len(chosen) == max_samples or len(rows) == len(pool.rows):
+            break
     if not chosen:
         raise RecipeError(
             f"no calibration sample is left of {pool.loaded} rows "
@@ -108,11 +111,24 @@ def load_samples(
     return CalibrationSet(tuple(cut), _fingerprint(cut, text.folder, seed), dict(found))
 
 
-def _candidates(pool: Pool, text: Text, scrub_pii: bool) -> tuple[list[_Candidate], int, int]:
-    """What of the pool can be used, in file order; how many rows nearly repeat another, how many were refused."""
+def _likely(pool: Pool, count: int, profile: Profile | None) -> Sequence[Row]:
+    """Rows enough for `count` samples unless most repeat each other: tokenizing the whole pool takes a while."""
+    wanted = quotas(pool.cells, count, profile)
+    first = sorted(pool.rows, key=lambda row: row.rank)
+    taken: Counter[CellKey] = Counter()
+    likely = []
+    for row in first:
+        taken[row.cell] += 1
+        if taken[row.cell] <= _SPARE * wanted[row.cell] + 16:
+            likely.append(row)
+    return sorted(likely, key=lambda row: row.number)
+
+
+def _candidates(rows: Sequence[Row], text: Text, scrub_pii: bool) -> tuple[list[_Candidate], int, int]:
+    """What can be used of the rows, in file order; how many nearly repeat another, how many were refused."""
     seen, near, refused = NearDuplicates(), 0, 0
     found: list[_Candidate] = []
-    for row in pool.rows:
+    for row in rows:
         counts: Counter[str] = Counter()
         clean = _scrubbed(row, counts) if scrub_pii else row
         sample = _sample(clean, text)

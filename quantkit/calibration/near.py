@@ -70,8 +70,6 @@ class NearDuplicates:
 
     def _band_keys(self, made: NDArray[np.uint64]) -> list[bytes]:
         with np.errstate(over="ignore"):
-            least = [
-                int((made * a + b).min() >> np.uint64(32)) for a, b in zip(self._factor, self._offset, strict=True)
-            ]
-        rows = np.array(least, np.uint32).reshape(_BANDS, _ROWS)
+            hashed = made[:, None] * self._factor + self._offset  # [shingles, bands * rows]
+        rows = (hashed.min(0) >> np.uint64(32)).astype(np.uint32).reshape(_BANDS, _ROWS)
         return [band.to_bytes(1, "little") + row.tobytes() for band, row in enumerate(rows)]
