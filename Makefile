@@ -33,7 +33,7 @@ demo: $(STAMP)-install
 	$(BIN)/python tools/demo.py
 
 test: $(STAMP)-dev
-	$(BIN)/python -m pytest -m 'not slow' --durations=15
+	$(BIN)/python -m pytest -m 'not slow and not browser' --durations=15
 	$(MAKE) wheel-check
 
 test-all: $(STAMP)-dev

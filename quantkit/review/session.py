@@ -57,7 +57,8 @@ class Session:
             wanted = [showing for showing in self._sample.showings if showing.stage <= found.stage]
             judged = kept.of(name)
             next_one = next((showing for showing in wanted if showing.id not in judged), None)
-            over = found.decision == "reject" or (found.decision == "accept" and not more)
+            begun = more or bool(judged)  # who is at it sees their checks and repeats through
+            over = found.decision == "reject" or (found.decision == "accept" and not begun)
             pair = None if next_one is None or over else self._pair(next_one, name)
             last = max(judged.values(), key=lambda one: one.n, default=None)
             return {
