@@ -18,7 +18,7 @@ from quantkit.calibration.rows import read_rows
 from quantkit.calibration.sampling import CellKey, cell_for
 from quantkit.errors import RecipeError
 from quantkit.profile.language import language_of
-from quantkit.profile.model import Profile
+from quantkit.profile.model import Profile, label
 
 _MOST_CELLS = 1000
 UNLABELLED = "unknown"
@@ -100,14 +100,14 @@ def _row(
             where=f"{path} row {number}",
             next='Write {"messages": [{"role": "user", "content": "..."}, ...]}',
         )
-    category = str(data.get("category") or UNLABELLED)
-    language = str(data.get("language") or language_of(last_user_text(messages) if messages else text))
+    category = label(data.get("category") or UNLABELLED)
+    language = label(data.get("language") or language_of(last_user_text(messages) if messages else text))
     cell = cell_for(profile, category, language)
     if cell is None:
         return None
     content = json.dumps([messages, text], sort_keys=True, default=str)
     digest = hashlib.blake2b(content.encode(), digest_size=16, key=f"seed {seed}".encode()).digest()
-    name = str(data.get("id") or f"{path.name}:{number}")
+    name = label(data.get("id") or f"{path.name}:{number}")
     return Row(messages, text, category, language, name, cell, loaded, int.from_bytes(digest, "big"))
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from quantkit.errors import RecipeError
 from quantkit.profile.language import language_of
-from quantkit.profile.model import ANY, EDGES, Cell, Concurrency, Histogram, Profile, bin_of
+from quantkit.profile.model import ANY, EDGES, Cell, Concurrency, Histogram, Profile, bin_of, label
 
 _LONGEST_LINE = 1 << 26
-_LONGEST_LABEL = 200
 _MOST_CELLS = 1000
 _MOST_TOKENS = 1 << 24
 
@@ -219,7 +218,7 @@ def _label(parts: Sequence[Mapping[str, Any]], key: str) -> str | None:
     """A field of the line, or of the `metadata` that a client sent along."""
     inside = [m for part in parts if isinstance(m := part.get("metadata"), dict)]
     text = _first((*parts, *inside), key, str)
-    return text.strip()[:_LONGEST_LABEL] or None if text else None
+    return label(text) or None if text else None
 
 
 def _language(prompt: Sequence[Mapping[str, Any]] | str | None) -> str:

@@ -10,6 +10,7 @@ ANY = "any"
 """Category or language of a cell that stands for all that are not listed."""
 EDGES = tuple(sorted({2**n for n in range(4, 18)} | {3 * 2**n for n in range(4, 16)}))
 """Upper edges of the length bins that `Histogram.of` counts in: 16, 32, 48, 64, 96, 128, 192, ..., 131072 tokens."""
+_LONGEST_LABEL = 200
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,12 @@ class Histogram:
         total = sum(counts)
         return Histogram(tuple(edges[first : last + 1]), tuple(count / total for count in counts[first : last + 1]))
 
-    def bin_of(self, length: int) -> int:
+    def label(value: object) -> str:
+    """`value` as the name of a category, language or row: at most 200 characters, such as any file can hold."""
+    return str(value).strip()[:_LONGEST_LABEL].encode("utf-8", "replace").decode()
+
+
+def bin_of(self, length: int) -> int:
         """The bin that `length` tokens fall into."""
         return bin_of(length, self.up_to)
 
@@ -113,6 +119,11 @@ class Profile:
     def output_tokens(self) -> Histogram | None:
         """Answer lengths over all cells that state them, weighted by share."""
         return mix([(cell.share, cell.output_tokens) for cell in self.cells])
+
+
+def label(value: object) -> str:
+    """`value` as the name of a category, language or row: at most 200 characters, such as any file can hold."""
+    return str(value).strip()[:_LONGEST_LABEL].encode("utf-8", "replace").decode()
 
 
 def bin_of(length: int, edges: Sequence[int]) -> int:

@@ -16,6 +16,7 @@ from quantkit.calibration.hub import hub_files
 from quantkit.calibration.near import NearDuplicates, jaccard, shingles
 from quantkit.calibration.pool import fill_pool
 from quantkit.calibration.rows import read_rows
+from quantkit.calibration.samples import read_samples, write_samples
 from quantkit.calibration.sampling import Lengths, choose, largest_remainder, quotas
 from quantkit.calibration.shown import coverage_lines, sample_lines
 from quantkit.errors import PreflightError, RecipeError
@@ -270,3 +271,13 @@ def test_two_samples_are_shown_decoded_short_and_harmless(text: ChatText, tmp_pa
     assert all(len(line) < 150 for line in lines)
     assert len(lines) < 14
     assert any("第二个样本" in line for line in lines)
+
+
+def test_labels_that_no_file_can_hold_are_kept_in_a_form_that_it_can(text: ChatText, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    row = {"id": "\ud800" + "x" * 500, "category": "a\ud83d", "language": {"en": 1}, "text": "some words"}
+    path.write_text(json.dumps(row) + "\n")
+    made = _load(path, text)
+    write_samples(made, tmp_path)
+    assert read_samples(tmp_path) == made
+    assert (made.samples[0].category, len(made.samples[0].name)) == ("a?", 200)
