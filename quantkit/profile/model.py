@@ -41,12 +41,7 @@ class Histogram:
         total = sum(counts)
         return Histogram(tuple(edges[first : last + 1]), tuple(count / total for count in counts[first : last + 1]))
 
-    def label(value: object) -> str:
-    """`value` as the name of a category, language or row: at most 200 characters, such as any file can hold."""
-    return str(value).strip()[:_LONGEST_LABEL].encode("utf-8", "replace").decode()
-
-
-def bin_of(self, length: int) -> int:
+    def bin_of(self, length: int) -> int:
         """The bin that `length` tokens fall into."""
         return bin_of(length, self.up_to)
 
