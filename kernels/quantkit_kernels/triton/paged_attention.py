@@ -39,8 +39,8 @@ TILE_BYTES = 8192
 """Keys, and again values, that a program has on their way to it: 64 bytes a thread of its four warps."""
 WARPS = 4
 WIDEST_HEAD = 256
-MOST_ROWS = 64
-"""Query heads of one KV head."""
+ROWS = 16
+"""Query heads of one program: the fewest rows of a matrix product."""
 NO_WINDOW = 2**31 - 1
 LOG2E = tl.constexpr(1.4426950408889634)
 """Scores carry it, for exp2 is the hardware's exponential."""
@@ -58,26 +58,28 @@ def _splits(length, window, TILE: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS
 
 
 @triton.jit
-def _plane(words, SHIFT: tl.constexpr):
-    """int32 words `[T, W]` of four INT8 codes -> float16 `[T, 2·W]`: bytes SHIFT/8 and SHIFT/8 + 2 of each word.
-
-    A number holds 1152 + code: the bits of code + 128 in the mantissa of 1024.0 (0x6400), whose last bit counts 1.
-    """
-    both = ((words >> SHIFT) & 0x00FF00FF) ^ 0x64806480
-    low = (both & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
-    high = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True)
+def _pairs(words, TYPE: tl.constexpr):
+    """int32 words `[T, W]` -> the two numbers of 16 bits in each, `[T, 2·W]`."""
+    low = (words & 0xFFFF).to(tl.uint16).to(TYPE, bitcast=True)
+    high = (words >> 16).to(tl.uint16).to(TYPE, bitcast=True)
     return tl.join(low, high).reshape(words.shape[0], 2 * words.shape[1])
 
 
 @triton.jit
-def _tile(
-    k_cache, v_cache, table, kv_head, key, seen, lane, LANES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr
-):  # fmt: skip
-    """Keys and values of positions `key` `[T]` as stored: `[T, lanes]`, a lane being a channel or a word of codes."""
+def _codes(words, keep, SHIFT: tl.constexpr):
+    """Words of four INT8 codes -> float16 `[T, 2·W]`, 1152 + code: bytes SHIFT/8 and SHIFT/8 + 2 of each word.
+
+    The bits of code + 128 go into the mantissa of 1024.0 (0x6400), whose last bit counts 1. keep: 0x00FF00FF.
+    """
+    return _pairs(((words >> SHIFT) & keep) ^ 0x64806480, tl.float16)
+
+
+@triton.jit
+def _cells(table, kv_head, key, seen, lane, LANES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr):
+    """Offsets `[T, lanes]` of the words of positions `key` in the caches, and which of them hold something seen."""
     page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
     at = ((page * KV_HEADS + kv_head) * PAGE + key % PAGE)[:, None] * LANES + lane[None, :]
-    fits = seen[:, None] & (lane < LANES)[None, :]
-    return tl.load(k_cache + at, mask=fits, other=0), tl.load(v_cache + at, mask=fits, other=0)
+    return at, seen[:, None] & (lane < LANES)[None, :]
 
 
 @triton.jit(do_not_specialize=["window", "table_width"])
@@ -86,23 +88,30 @@ def paged_attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     DIM_BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Programs (KV head, share of the splits, sequence): each split's own softmax·v and log2 of its sum."""
+    """Programs (KV head and some of its query heads, share of the splits, sequence): each split apart."""
     CODES: tl.constexpr = k_scale is not None
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    # INT8 is read as words of four codes, and even and odd channels go through products of their own.
+    TILES: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    # The cache is read as words of 32 bits. A word of codes gives its even and its odd channels two at a time, and the
+    # two kinds go through products of their own.
     PLANES: tl.constexpr = 2 if CODES else 1
-    LANES: tl.constexpr = HEAD_DIM // 4 if CODES else HEAD_DIM
-    kv_head = tl.program_id(0)
+    LANES: tl.constexpr = HEAD_DIM // 4 if CODES else HEAD_DIM // 2
+    LANE_BLOCK: tl.constexpr = DIM_BLOCK // 4 if CODES else DIM_BLOCK // 2
+    TYPE: tl.constexpr = tl.float16 if CODES else k_cache.dtype.element_ty
+    # Codes need no zeros where nothing is loaded: whatever the bits, they are finite, and their weight is zero.
+    UNSEEN: tl.constexpr = None if CODES else 0
+    kv_head = tl.program_id(0) // TILES
     sequence = tl.program_id(2).to(tl.int64)
     length = tl.load(seq_lens + sequence)
     first, each, splits = _splits(length, window, TILE, SPLIT, MOST_SPLITS)
     table = block_table + sequence * table_width
-    if CODES:
-        k_cache = k_cache.to(tl.pointer_type(tl.int32))
-        v_cache = v_cache.to(tl.pointer_type(tl.int32))
+    k_words = k_cache.to(tl.pointer_type(tl.int32))
+    v_words = v_cache.to(tl.pointer_type(tl.int32))
+    # 0x00FF00FF, but not as a constant: an instruction holds one, and the other would be made anew for each.
+    keep = tl.where(length < 0, 0, 0x00FF00FF)
 
-    row = tl.arange(0, ROWS)
-    lane = tl.arange(0, DIM_BLOCK // 4 if CODES else DIM_BLOCK)
+    row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
+    lane = tl.arange(0, LANE_BLOCK)
     channel = tl.arange(0, DIM_BLOCK // PLANES) * PLANES
     head = sequence * HEADS + kv_head * GROUP + row
     used = (row < GROUP)[:, None] & (channel < HEAD_DIM)[None, :]
@@ -116,7 +125,7 @@ def paged_attention_kernel(
         query = (query.to(tl.float32) * fold).to(tl.float16)
         bias = -ZERO_CODE * (tl.sum(query.to(tl.float32), axis=1) + tl.sum(odd_query.to(tl.float32), axis=1))
     else:
-        query = query.to(k_cache.dtype.element_ty)
+        query = query.to(TYPE)
 
     for split in range(tl.program_id(1), splits, tl.num_programs(1)):
         begin = first + split * each
@@ -127,17 +136,20 @@ def paged_attention_kernel(
         odd_out = tl.zeros((ROWS, DIM_BLOCK // PLANES), tl.float32)
         key = begin + tl.arange(0, TILE)
         seen = (key < end) & (key >= length - window)
-        k, v = _tile(k_cache, v_cache, table, kv_head, key, seen, lane, LANES, KV_HEADS, PAGE)
+        at, fits = _cells(table, kv_head, key, seen, lane, LANES, KV_HEADS, PAGE)
+        k = tl.load(k_words + at, mask=fits, other=UNSEEN)
+        v = tl.load(v_words + at, mask=fits, other=UNSEEN)
         for _ in range(begin, end, TILE):
-            # The next tile is on its way while this one is computed.
+            # The next keys are fetched as soon as these are used, and so are the values.
             key += TILE
-            next_seen = key < end
-            next_k, next_v = _tile(k_cache, v_cache, table, kv_head, key, next_seen, lane, LANES, KV_HEADS, PAGE)
+            later = key < end
+            at, fits = _cells(table, kv_head, key, later, lane, LANES, KV_HEADS, PAGE)
             if CODES:
-                scores = tl.dot(query, tl.trans(_plane(k, 0)), tl.broadcast_to(bias[:, None], (ROWS, TILE)))
-                scores = tl.dot(odd_query, tl.trans(_plane(k, 8)), scores)
+                scores = tl.dot(query, tl.trans(_codes(k, keep, 0)), tl.broadcast_to(bias[:, None], (ROWS, TILE)))
+                scores = tl.dot(odd_query, tl.trans(_codes(k, keep, 8)), scores)
             else:
-                scores = tl.dot(query, tl.trans(k))
+                scores = tl.dot(query, tl.trans(_pairs(k, TYPE)))
+            k = tl.load(k_words + at, mask=fits, other=UNSEEN)
             if CAPPED:
                 # c · tanh x = c · (2σ(2x) − 1)
                 scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 * scale / softcap)) - 1.0)
@@ -148,20 +160,21 @@ def paged_attention_kernel(
             higher = tl.maximum(top, tl.max(scores, axis=1))
             weight = tl.exp2(scores - higher[:, None])
             fade = tl.exp2(top - higher)
-            weight = weight.to(query.dtype)
+            weight = weight.to(TYPE)
             total = total * fade + tl.sum(weight.to(tl.float32), axis=1)
             if CODES:
-                out = tl.dot(weight, _plane(v, 0), out * fade[:, None])
-                odd_out = tl.dot(weight, _plane(v, 8), odd_out * fade[:, None])
+                out = tl.dot(weight, _codes(v, keep, 0), out * fade[:, None])
+                odd_out = tl.dot(weight, _codes(v, keep, 8), odd_out * fade[:, None])
             else:
-                out = tl.dot(weight, v, out * fade[:, None])
+                out = tl.dot(weight, _pairs(v, TYPE), out * fade[:, None])
+            v = tl.load(v_words + at, mask=fits, other=UNSEEN)
             top = higher
-            k, v, seen = next_k, next_v, next_seen
+            seen = later
         place = head * MOST_SPLITS + split
-        at = partial + place[:, None] * HEAD_DIM + channel[None, :]
-        tl.store(at, out / total[:, None] - (ZERO_CODE if CODES else 0.0), mask=used)
+        out_at = partial + place[:, None] * HEAD_DIM + channel[None, :]
+        tl.store(out_at, out / total[:, None] - (ZERO_CODE if CODES else 0.0), mask=used)
         if CODES:
-            tl.store(at + 1, odd_out / total[:, None] - ZERO_CODE, mask=used)
+            tl.store(out_at + 1, odd_out / total[:, None] - ZERO_CODE, mask=used)
         tl.store(log_sum + place, top + tl.log2(total), mask=row < GROUP)
 
 
@@ -221,12 +234,12 @@ def paged_attention(
     q: float16, bfloat16 or float32 `[B, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`, int8, float16 or bfloat16;
     k_scale, v_scale: float32 `[Hkv, D]` for int8, else None; block_table: int32 `[B, M]`; seq_lens: int32 `[B]`, the
     new token included; a sequence of length 0 (padding) gets zeros. window and softcap as in `ops.paged_attention`.
-    D ≤ 256, a multiple of 4 for int8; Hq / Hkv ≤ 64. parts: a `workspace` to use; programs: how many share a
+    D ≤ 256, a multiple of 4. parts: a `workspace` to use; programs: how many share a
     sequence's splits, which changes no bit. Returns `[B, Hq·D]` in the type of q (written to `out` where given). Block
     tables and lengths are trusted, since the host does not see them. Raises ValueError for other shapes or types.
     """
     sequences, block_size = q.shape[0], k_cache.shape[2]
-    refused = _unfit(num_heads, num_kv_heads, head_dim, k_cache.dtype == torch.int8)
+    refused = _unfit(num_heads, num_kv_heads, head_dim)
     if refused:
         raise ValueError(refused)
     out = torch.empty_like(q) if out is None else out
@@ -243,10 +256,11 @@ def paged_attention(
         return out
     shared = _shared(num_heads, num_kv_heads, head_dim, k_cache.element_size())
     seen = NO_WINDOW if window is None else window
-    paged_attention_kernel[(num_kv_heads, programs or _programs(num_kv_heads, sequences), sequences)](
+    tiles = _tiles(num_heads, num_kv_heads)
+    paged_attention_kernel[(tiles, programs or _programs(tiles, sequences), sequences)](
         q, k_cache, v_cache, k_scale, block_table, seq_lens, partial, log_sum, scale, softcap or 1.0, seen,
-        block_table.shape[1], **shared, PAGE=block_size, ROWS=_rows(num_heads, num_kv_heads),
-        CAPPED=softcap is not None, num_warps=WARPS, num_stages=1,
+        block_table.shape[1], **shared, PAGE=block_size, ROWS=ROWS, CAPPED=softcap is not None,
+        num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     paged_attention_reduce_kernel[(num_heads, sequences)](
         partial, log_sum, v_scale, seq_lens, out, seen, **shared, num_warps=WARPS
@@ -254,22 +268,22 @@ def paged_attention(
     return out
 
 
-def _unfit(num_heads: int, num_kv_heads: int, head_dim: int, codes: bool) -> str | None:
-    if num_heads % num_kv_heads or num_heads // num_kv_heads > MOST_ROWS:
-        return f"{num_heads} query heads on {num_kv_heads} KV heads: the kernel takes up to {MOST_ROWS} for each"
+def _unfit(num_heads: int, num_kv_heads: int, head_dim: int) -> str | None:
+    if num_heads % num_kv_heads:
+        return f"{num_heads} query heads do not share {num_kv_heads} KV heads evenly"
     if head_dim > WIDEST_HEAD:
         return f"heads of {head_dim} channels are wider than the kernel's {WIDEST_HEAD}"
-    if codes and head_dim % 4:
-        return f"heads of {head_dim} channels: codes are read in words of four"
+    if head_dim % 4:
+        return f"heads of {head_dim} channels: the cache is read in words of four codes"
     return None
 
 
-def _rows(num_heads: int, num_kv_heads: int) -> int:
-    return max(16, triton.next_power_of_2(num_heads // num_kv_heads))
+def _tiles(num_heads: int, num_kv_heads: int) -> int:
+    return num_kv_heads * triton.cdiv(num_heads // num_kv_heads, ROWS)
 
 
-def _programs(num_kv_heads: int, sequences: int) -> int:
-    return min(MOST_SPLITS, triton.cdiv(PROGRAMS, num_kv_heads * sequences))
+def _programs(tiles: int, sequences: int) -> int:
+    return min(MOST_SPLITS, triton.cdiv(PROGRAMS, tiles * sequences))
 
 
 def _shared(num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> dict[str, int]:
@@ -287,9 +301,11 @@ def _shared(num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int
 
 
 def _refusal(facts: Facts) -> str | None:
+    if facts.get("phase") == "prefill":
+        return "the attention kernel decodes: one token a sequence"
     if facts["cache"] not in CACHES:
         return f"no kernel for a cache in {facts['cache']}: {', '.join(CACHES)} have"
-    return _unfit(*_sizes(facts), facts["cache"] == "INT8")
+    return _unfit(*_sizes(facts))
 
 
 def _sizes(facts: Facts) -> tuple[int, int, int]:
@@ -311,7 +327,7 @@ def _signature(facts: Facts) -> Signature:
     constants: dict[str, int | bool | None] = {
         **_shared_of(facts),
         "PAGE": int(facts["block_size"]),
-        "ROWS": _rows(int(facts["num_heads"]), int(facts["num_kv_heads"])),
+        "ROWS": ROWS,
         "CAPPED": bool(facts["softcap"]),
     }
     _scale("k_scale", cache, arguments, constants)
@@ -335,8 +351,8 @@ def _scale(name: str, cache: str, arguments: dict[str, Any], constants: dict[str
 
 
 def _grid(signature: Signature, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    kv_heads = int(str(signature.constants["KV_HEADS"]))
-    return (kv_heads, _programs(kv_heads, sizes["sequences"]), sizes["sequences"])
+    tiles = _tiles(*(int(str(signature.constants[name])) for name in ("HEADS", "KV_HEADS")))
+    return (tiles, _programs(tiles, sizes["sequences"]), sizes["sequences"])
 
 
 def _reduce_grid(signature: Signature, sizes: Mapping[str, int]) -> tuple[int, int, int]:
