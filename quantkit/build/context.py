@@ -56,7 +56,7 @@ class Outline:
     def profile_digest(self) -> str | None:
         """sha256 of the profile's file."""
         path = self._profile_file()
-        return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+        return None if path is None else _digest(path)
 
     def _profile_file(self) -> Path | None:
         text = self.loaded.recipe.calibration.profile
@@ -84,7 +84,7 @@ class Context(Outline):
 
     def data_digests(self, section: str, key: str = "data") -> list[str]:
         """sha256 of each data file."""
-        return [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.data_files(section, key)]
+        return [_digest(path) for path in self.data_files(section, key)]
 
 
 def open_context(loaded: LoadedRecipe) -> Context:
@@ -127,6 +127,12 @@ def _served_length(loaded: LoadedRecipe, program: Program) -> int:
             where=loaded.where("runtime", "max_model_len"),
         )
     return wanted or min(_DEFAULT_LENGTH, program.max_position)
+
+
+def _digest(path: Path) -> str:
+    """sha256 of a file of any size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def thread_count() -> int:

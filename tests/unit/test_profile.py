@@ -15,6 +15,7 @@ from quantkit.profile import Cell, Concurrency, Histogram, Profile, read_profile
 from quantkit.profile.language import language_of
 from quantkit.profile.logs import profile_of_logs
 from quantkit.profile.model import EDGES, mix
+from quantkit.resources import resource
 from tests.tiny import write_tokenizer
 
 PROFILE = Profile(
@@ -230,3 +231,13 @@ def test_the_command_counts_with_a_tokenizer_keeps_no_text_and_tells_what_it_lef
     assert made.tokenizer == str(tmp_path / "model")
     assert made.prompt_tokens is not None
     assert made.output_tokens is not None
+
+
+def test_the_shipped_profile_is_that_of_the_shipped_conversations() -> None:
+    shipped = read_profile(resource("calib/profile.yaml"))
+    counted, tally = profile_of_logs([resource("calib/conversations.jsonl")])
+    assert shipped.requests == tally.requests
+    assert {cell.key: cell.share for cell in shipped.cells} == pytest.approx(
+        {cell.key: cell.share for cell in counted.cells}, abs=1e-5
+    )
+    assert all(cell.prompt_tokens is not None and cell.output_tokens is not None for cell in shipped.cells)
