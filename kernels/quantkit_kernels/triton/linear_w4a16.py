@@ -37,6 +37,7 @@ def linear_w4a16_few(
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128."""
     row = tl.arange(0, BLOCK_M)
@@ -50,13 +51,13 @@ def linear_w4a16_few(
     if zero is not None:
         zero += at
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in range(0, blocks):
+    for block in tl.range(0, blocks, num_stages=STAGES):
         packed = tl.load(words, mask=inside[:, None], other=0)
         for group in tl.static_range(128 // GROUP):
             group_scale = tl.load(scale + group * n, mask=inside, other=0.0).to(tl.float32)
             offset = None
             if zero is not None:
-                offset = tl.load(zero + group * n, mask=inside, other=0).to(tl.float16)[:, None]
+                offset = tl.load(zero + group * n, mask=inside, other=0.0)[:, None]
             part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             for i in tl.static_range(group * GROUP // 32, (group + 1) * GROUP // 32):
                 wanted = live if WHOLE_BLOCKS else live & (block * 128 + i * 32 + column < k)[None, :]
@@ -87,6 +88,7 @@ def linear_w4a16_many(
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Any number of rows, BLOCK_M at a time; WHOLE_BLOCKS: K is a multiple of 128."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -100,13 +102,13 @@ def linear_w4a16_many(
     if zero is not None:
         zero += at
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for block in range(0, blocks):
+    for block in tl.range(0, blocks, num_stages=STAGES):
         packed = tl.load(words, mask=inside[:, None], other=0)
         for group in tl.static_range(128 // GROUP):
             group_scale = tl.load(scale + group * n, mask=inside, other=0.0).to(tl.float32)
             offset = None
             if zero is not None:
-                offset = tl.load(zero + group * n, mask=inside, other=0).to(tl.float16)[:, None]
+                offset = tl.load(zero + group * n, mask=inside, other=0.0)[:, None]
             part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for i in tl.static_range(group * GROUP // 32, (group + 1) * GROUP // 32):
                 wanted = live if WHOLE_BLOCKS else live & (block * 128 + i * 32 + column < k)[:, None]
@@ -139,7 +141,7 @@ def _signature(facts: Facts) -> Signature:
         "x": "*fp16",
         "words": "*i32",
         "scale": f"*{facts['scale']}",
-        "zero": None if facts["symmetric"] else "*i8",
+        "zero": None if facts["symmetric"] else "*fp16",
         "bias": "*fp16" if facts["bias"] else None,
         "out": "*fp16",
     }

@@ -29,6 +29,7 @@ def linear_w8a16_few(
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128."""
     row = tl.arange(0, BLOCK_M)
@@ -39,7 +40,7 @@ def linear_w8a16_few(
     words += at[:, None] * (blocks * 32) + tl.arange(0, 16)[None, :]
     x += row[:, None] * k + column[None, :]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in range(0, blocks):
+    for block in tl.range(0, blocks, num_stages=STAGES):
         for half in tl.static_range(2):
             packed = tl.load(words + half * 16, mask=inside[:, None], other=0)
             for i in tl.static_range(2):
@@ -67,6 +68,7 @@ def linear_w8a16_many(
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Any number of rows, BLOCK_M at a time; WHOLE_BLOCKS: K is a multiple of 128."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -77,7 +79,7 @@ def linear_w8a16_many(
     words += at[:, None] * (blocks * 32) + tl.arange(0, 16)[None, :]
     x += row.to(tl.int64)[None, :] * k + column[:, None]
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for block in range(0, blocks):
+    for block in tl.range(0, blocks, num_stages=STAGES):
         for half in tl.static_range(2):
             packed = tl.load(words + half * 16, mask=inside[:, None], other=0)
             for i in tl.static_range(2):

@@ -19,10 +19,14 @@ WIDE = 4096
 
 
 def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants: Mapping[str, Any]) -> Signature:
-    """The signature of a linear kernel for its bucket class; a pointer whose type is None is left out."""
+    """The signature of a linear kernel for its bucket class; a pointer whose type is None is left out.
+
+    STAGES is a constant too: a loop that states its stages has all of its loads pipelined, those of scales and zero
+    points included, and not only the ones that feed a dot.
+    """
     n, k = int(facts["n"]), int(facts["k"])
     many, wide = facts["rows"] == "many", n >= WIDE
-    block_n = 64 if many or wide else 32
+    block_n, stages = 64 if many or wide else 32, 3 if many else 4
     arguments: dict[str, str | int | float] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
@@ -32,9 +36,10 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
             "WHOLE_BLOCKS": k % 128 == 0,
             "BLOCK_M": 64 if many else FEW_ROWS,
             "BLOCK_N": block_n,
+            "STAGES": stages,
         },
         num_warps=block_n // 16,
-        num_stages=3 if many else 4,
+        num_stages=stages,
     )
 
 

@@ -28,7 +28,7 @@ class GpuMatrix:
     """A weight `[N, K]` as the kernels read it.
 
     words: int32 `[N, 16 · blocks]`. scale: float16 or bfloat16 `[G, N]`, groups of padding included (scale 0); one
-    group where a row has one scale. zero: int8 `[G, N]`, or None for symmetric codes. columns: K.
+    group where a row has one scale. zero: float16 `[G, N]`, whole numbers, or None for symmetric codes. columns: K.
     """
 
     words: Tensor
@@ -69,7 +69,7 @@ def pack_matrix(
     return GpuMatrix(
         words=words.view(rows, -1),
         scale=_by_group(scale, padded, group_size),
-        zero=None if zero is None else _by_group(zero, padded, group_size),
+        zero=None if zero is None else _by_group(zero.to(torch.float16), padded, group_size),
         columns=columns,
         bits=bits,
         group_size=group_size,
