@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date
 from re import Match
 
-KINDS = ("url", "email", "iban", "resident_id", "card", "phone", "ip")
+KINDS = ("url", "secret", "email", "iban", "resident_id", "card", "ssn", "phone", "ip")
 """What is looked for, in this order: a later kind never sees what an earlier one replaced."""
 
 _NOT_IN_WORD = r"(?<![A-Za-z0-9_])"
@@ -27,6 +27,12 @@ _URL_SECRET = re.compile(
     r"|key|sig|pwd|auth|jwt|session(?:_?id)?|sid|otp)=[^&#\s]{4,}",
     re.IGNORECASE,
 )
+_SECRET = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]{3,}"  # JSON web token, RFC 7519
+    r"|(?:sk|pk|rk)[-_][A-Za-z0-9_-]{20,}|AKIA[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}|xox[abprs]-[A-Za-z0-9-]{10,})"
+    r"|-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----(?:.{0,8000}?-----END [A-Z ]{0,20}PRIVATE KEY-----)?",
+    re.DOTALL,
+)
 _URL_USER = re.compile(r"://[^/\s:@]{0,100}:[^/\s@]{1,200}@")
 _EMAIL = re.compile(
     r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])"
@@ -36,13 +42,14 @@ _RESIDENT = re.compile(_NOT_IN_WORD + r"[1-8]\d{16}[\dXx]" + _NOT_BEFORE_WORD)
 _CARD = re.compile(
     r"(?<![A-Za-z0-9_.-])(?:\d{13,19}|\d{4}([ -])\d{4}\1\d{4}\1\d{1,7}|\d{4}([ -])\d{6}\2\d{5})(?![A-Za-z0-9_]|[.-]\d)"
 )
+_SSN = re.compile(r"(?<![A-Za-z0-9_.-])(?!000|666|9)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![A-Za-z0-9_]|[.-]\d)")
 _PHONE = re.compile(
     r"(?<![A-Za-z0-9_.+-])(?:"
     r"(?:\+|00)[1-9]\d{0,2}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,5}(?:[ .-]?\d{2,5}){1,4}"  # with a country code
     r"|1[3-9]\d{9}|1[3-9]\d([ -])\d{4}\1\d{4}"  # China, mobile
     r"|0\d{2,3}-\d{7,8}"  # China, fixed
     r"|(?:1[ .-])?(?:\([2-9]\d{2}\) ?|[2-9]\d{2}([ .-]))[2-9]\d{2}[ .-]\d{4}"  # North America
-    r"|\(?0\d{1,4}\)?(?: \d{2,4}){2,4}"  # Europe, trunk prefix and spaces
+    r"|\(?0\d{1,4}\)?(?: \d{2,4}){2,4}|0\d{2,4}[ /]\d{5,8}"  # Europe, trunk prefix and spaces
     r")(?![A-Za-z0-9_]|[.-]\d)"
 )
 _ORDER = re.compile(
@@ -55,8 +62,9 @@ _CALLED = re.compile(
     r"(?<![a-z])(?:phone|tel|telephone|mobile|cell|fax|call|contact|whatsapp)(?![a-z])|电话|手机|联系|致电|拨打",
     re.IGNORECASE,
 )
+_SSN_CALLED = re.compile(r"(?<![a-z])ssn|social security", re.IGNORECASE)
 _CARD_CALLED = re.compile(r"(?<![a-z])card|卡", re.IGNORECASE)
-_IPV4 = re.compile(r"(?<![A-Za-z0-9_.-])(?:\d{1,3}\.){3}\d{1,3}(?![A-Za-z0-9_]|[.-]\d)")
+_IPV4 = re.compile(r"(?<![A-Za-z0-9_.])(?<![A-Za-z_]-)(?:\d{1,3}\.){3}\d{1,3}(?![A-Za-z0-9_]|\.\d|-[A-Za-z])")
 _IPV6 = re.compile(r"(?<![A-Za-z0-9_:.])(?:[0-9A-Fa-f]{0,4}:){3,7}[0-9A-Fa-f]{0,4}(?![A-Za-z0-9_:])")
 _VERSION = re.compile(
     r"(?:version|ver\.?|v|release|firmware|build|driver|section|版本|固件)[号:： ]{0,3}$", re.IGNORECASE
@@ -74,8 +82,9 @@ class Scrubbed:
 
 
 def scrub(text: str) -> Scrubbed:
-    """`text` with e-mail addresses, phone and card numbers, IBANs, Chinese resident ids, IP addresses and URLs that
-    carry credentials replaced by `[EMAIL]`, `[PHONE]`, `[CARD]`, `[IBAN]`, `[RESIDENT_ID]`, `[IP]`, `[URL]`."""
+    """`text` with e-mail addresses, phone and card numbers, IBANs, Chinese resident ids, US social security numbers, IP
+    addresses, URLs that carry credentials, and keys and tokens of known forms replaced by `[EMAIL]`, `[PHONE]`,
+    `[CARD]`, `[IBAN]`, `[RESIDENT_ID]`, `[SSN]`, `[IP]`, `[URL]`, `[SECRET]`."""
     counts: Counter[str] = Counter()
     for kind, pattern, meant in _RULES:
 
@@ -143,6 +152,10 @@ def _is_phone(found: Match[str]) -> bool:
     return found[0].startswith("+") or bool(_CALLED.search(before)) or not _ORDER.search(before)
 
 
+def _is_ssn(found: Match[str]) -> bool:
+    return not _ORDER.search(_before(found)) or bool(_SSN_CALLED.search(_before(found)))
+
+
 def _is_ip(found: Match[str]) -> bool:
     try:
         address = ipaddress.ip_address(found[0])
@@ -159,10 +172,12 @@ def _before(found: Match[str]) -> str:
 
 _RULES: tuple[tuple[str, re.Pattern[str], Callable[[Match[str]], bool]], ...] = (
     ("url", _URL, _has_secret),
+    ("secret", _SECRET, lambda found: True),
     ("email", _EMAIL, lambda found: True),
     ("iban", _IBAN, _is_iban),
     ("resident_id", _RESIDENT, _is_resident_id),
     ("card", _CARD, _is_card),
+    ("ssn", _SSN, _is_ssn),
     ("phone", _PHONE, _is_phone),
     ("ip", _IPV4, _is_ip),
     ("ip", _IPV6, _is_ip),

@@ -43,6 +43,12 @@ def _luhn(stem: str) -> str:
         ("peer 2001:db8:85a3::8a2e:370:7334 is up", "peer [IP] is up"),
         ("see https://x.example/a?user=1&access_token=abcd1234 now", "see [URL] now"),
         ("postgres://admin:hunter2@db.internal:5432/prod", "[URL]"),
+        ("Ring me on 07700 900123, mobil 0170/1234567", "Ring me on [PHONE], mobil [PHONE]"),
+        ("range 10.0.0.1-10.0.0.9, then 10.1.2.3:8080", "range [IP]-[IP], then [IP]:8080"),
+        ("my SSN is 078-05-1120", "my SSN is [SSN]"),
+        ("Authorization: Bearer eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.s3cr3t", "Authorization: Bearer [SECRET]"),
+        ("api_key=sk-abcdef1234567890abcdef12", "api_key=[SECRET]"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nok", "[SECRET]\nok"),
         ("SELECT name FROM users WHERE phone = '13912345678'", "SELECT name FROM users WHERE phone = '[PHONE]'"),
     ],
 )
@@ -67,6 +73,8 @@ def test_personal_data_is_replaced(text: str, expected: str) -> None:
         "身份证号码110105194912310021写错了",
         "3.14159265358979 and 1234567890123456",
         "GB82WEST12345698765431 has a typo; DE00 is no IBAN",
+        "pip install package-1.2.3.4, tag 1.2.3.4-beta, part no. 123-45-6789",
+        "task-force, sk-learn and scikit-learn",
         "table 1: 120 240 360 480 600",
         "From 2019 to 2024, 100-200 units, 555-0132 in a film",
     ],
@@ -115,7 +123,17 @@ def test_shipped_conversations_hold_little_that_looks_personal() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a" * 100_000 + "@", "1 " * 50_000, "+" + "1-" * 50_000, ":" * 100_000, "x://" + "a" * 100_000, "(0" * 50_000],
+    [
+        "a" * 100_000 + "@",
+        "1 " * 50_000,
+        "+" + "1-" * 50_000,
+        ":" * 100_000,
+        "x://" + "a" * 100_000,
+        "(0" * 50_000,
+        "-----BEGIN PRIVATE KEY-----" * 2000,
+        "sk-" * 40_000,
+        "eyJ" * 40_000,
+    ],
 )
 @pytest.mark.timeout(10)
 def test_no_text_makes_it_slow(text: str) -> None:
