@@ -89,8 +89,8 @@ class PiiSection(Section):
 
     scrub: bool = Field(
         default=True,
-        description="Replace e-mail and IP addresses, phone and card numbers, IBANs, resident and social security numbers, "
-        "keys, and URLs with credentials by placeholders before tokenizing; counts are kept, text is not.",
+        description="Replace e-mail and IP addresses, phone and card numbers, IBANs, resident ids, social security "
+        "numbers, keys, and URLs with credentials by placeholders before tokenizing; counts are kept, text is not.",
     )
 
 
