@@ -13,6 +13,9 @@ from quantkit.review.plan import Decision
 from quantkit.review.record import Judgement, Record
 from quantkit.review.sample import Sample
 
+_READ_S = 2.0
+"""Seconds below which nobody has read two answers."""
+
 
 @dataclass(frozen=True)
 class Reviewer:
@@ -170,15 +173,19 @@ def _notes(sample: Sample, record: Record, reviewers: Sequence[Reviewer]) -> tup
         for one in reviewers
         if not one.counted
     ]
+    notes += [
+        f"{one.name} took {one.median_seconds:g} s a pair: too little to have read them"
+        for one in reviewers
+        if one.median_seconds < _READ_S and one.judged >= 5
+    ]
     lines = {line["n"]: line for line in record.chain.lines}
     undone = [lines[line["retracts"]] for line in record.chain.lines if line["kind"] == "retraction"]
     grave = sum(line["outcome"] == "worse" and line["severity"] in ("major", "critical") for line in undone)
     if grave:
         notes.append(f"{grave} major or critical judgements were undone; the record keeps them")
-    most = len(sample.plan.stages) - 1
-    if sample.missing(most):
-        notes.append(
-            f"the gate answered {sample.prompts} prompts; the plan needs {sample.plan.needed(0)} to accept at best and "
-            f"{sample.plan.items} at most: {sample.missing(0)} and {sample.missing(most)} are missing"
-        )
+    for number in range(len(sample.plan.stages)):
+        if sample.missing(number):
+            needs = "the plan needs" if number == 0 else f"stage {number + 1} would need"
+            missing = f"{sample.missing(number)} are missing"
+            notes.append(f"{needs} {sample.plan.needed(number)} prompts; the gate answered {sample.prompts}: {missing}")
     return tuple(notes)

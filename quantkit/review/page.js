@@ -108,8 +108,11 @@ function showPair(pair) {
     if (!pair.answers[index].length) block.append(element("i", "soft", "(an empty answer)"));
     place.replaceChildren(block);
   });
-  $("legend").hidden = !marked;
-  $("request").scrollTop = $("request").scrollHeight;
+  const same = JSON.stringify(pair.answers[0]) === JSON.stringify(pair.answers[1]);
+  $("legend").textContent = marked
+    ? "Underlined: words the other answer does not have."
+    : same ? "" : "The two answers have few words in common.";
+  $("request").scrollTop = pair.turns.length > 2 ? $("request").lastElementChild.offsetTop - $("request").offsetTop : 0;
   window.scrollTo(0, 0);
 }
 

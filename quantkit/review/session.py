@@ -116,10 +116,10 @@ class Session:
         """Who was who, after the vote."""
         if made.kind == "catch":
             slip = made.outcome in ("better", "worse")
-            return f"Kept. This was a check: both answers were the same{', word for word' if slip else ''}."
+            return f"Kept. The last pair was a check: both answers were the same{', word for word' if slip else ''}."
         showing = next(one for one in self._sample.showings if one.id == made.showing)
         _, order = record.sides(self._sample, showing, made.reviewer)
-        return f"Kept. Answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
+        return f"Kept. In the last pair, answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
 
     def _progress(self, found: Tally | None, judged: list[Judgement | None] | tuple[()]) -> dict[str, Any]:
         times = [one.seconds for one in judged if one is not None]
@@ -145,7 +145,7 @@ class Session:
             "title": title[found.decision],
             "reason": f"{found.reason[0].upper()}{found.reason[1:]}.",
             "rate": f"{found.defects} of {found.rated} answers of the random slice were worse to a major or critical "
-            f"degree: {found.rate:.1%} (95 % interval {found.low:.1%} to {found.high:.1%}).",
+            f"degree: {found.rate:.1%} (95% interval {found.low:.1%} to {found.high:.1%}).",
             "notes": [shown(note) for note in found.notes],
             "signed": f"Signed by {shown(signed.reviewer)}: {signed.decision}." if signed else "",
             "more": open_pairs and found.decision == "accept",

@@ -11,18 +11,31 @@ Segments = list[tuple[str, bool]]
 """(text, whether the other side lacks it), which joined give the whole text back."""
 
 _WORDS = re.compile(r"\s+|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]|\w+|[^\w\s]")
+_ALL = 0.8
+"""Share of marked words in both texts above which neither is marked."""
 _MOST = 1200
 """Words of a text beyond which what is between common beginning and end is marked whole: matching takes time."""
 
 
 def differing(one: str, two: str) -> tuple[Segments, Segments]:
-    """Both texts in segments, marked where they differ. A Chinese, Japanese or Korean character is a word."""
+    """Both texts in segments, marked where they differ. A Chinese, Japanese or Korean character is a word.
+
+    Texts that share next to nothing are not marked at all: everything underlined says less than nothing underlined.
+    """
     left, right = _WORDS.findall(one), _WORDS.findall(two)
     marked: tuple[list[bool], list[bool]] = ([True] * len(left), [True] * len(right))
     for start, other, length in _shared(left, right):
         for offset in range(length):
             marked[0][start + offset] = marked[1][other + offset] = False
+    if all(_share(words, marks) > _ALL for words, marks in zip((left, right), marked, strict=True)):
+        marked = ([False] * len(left), [False] * len(right))
     return _segments(left, marked[0]), _segments(right, marked[1])
+
+
+def _share(words: Sequence[str], marked: Sequence[bool]) -> float:
+    """Share of the words, white space left out, that are marked."""
+    marks = [mark for word, mark in zip(words, marked, strict=True) if not word.isspace()]
+    return sum(marks) / len(marks) if marks else 0.0
 
 
 def _shared(left: Sequence[str], right: Sequence[str]) -> list[tuple[int, int, int]]:

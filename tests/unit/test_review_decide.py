@@ -125,7 +125,10 @@ def test_too_few_prompts_never_accept_and_say_how_many_are_missing(tmp_path: Pat
     found = told(tmp_path, sample)
     assert (found.decision, found.rated, found.missing, found.left) == ("continue", 4, 2, 2)
     assert found.reason == "all 4 prompts are judged and the plan needs 6: 2 more prompts are needed"
-    assert "2 and 8 are missing" in found.notes[-1]
+    assert found.notes[-2:] == (
+        "the plan needs 6 prompts; the gate answered 4: 2 are missing",
+        "stage 2 would need 12 prompts; the gate answered 4: 8 are missing",
+    )
 
 
 def test_too_few_prompts_still_reject(tmp_path: Path) -> None:

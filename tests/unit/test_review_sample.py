@@ -194,6 +194,14 @@ def test_differing_characters_are_marked_in_chinese() -> None:
     assert ("".join(t for t, m in one if m), "".join(t for t, m in two if m)) == ("中发", "里据")
 
 
+def test_texts_that_share_nothing_are_not_marked() -> None:
+    assert differing("一把椅子八十元。", "The answer is 6.") == (
+        [("一把椅子八十元。", False)],
+        [("The answer is 6.", False)],
+    )
+    assert differing("", "Nothing") == ([], [("Nothing", True)])
+
+
 def test_long_texts_are_compared_in_no_time() -> None:
     same, tail = "so it goes on and " * 10_000, "to the end"
     one, two = differing(f"{same}left {tail}", f"{same}right {tail}")

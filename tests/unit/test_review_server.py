@@ -137,7 +137,7 @@ def test_nothing_tells_which_answer_is_whose_before_the_judgement(client: Client
         assert telling not in words
     status, found = client.judge(pair["id"], "tie")
     assert status == 200
-    assert "Answer 1 was" in found["told"] or "a check" in found["told"]
+    assert "In the last pair, answer 1 was" in found["told"] or "was a check" in found["told"]
 
 
 def test_what_the_page_shows_first_is_what_the_record_says(client: Client) -> None:
