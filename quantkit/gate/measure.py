@@ -11,10 +11,12 @@ from quantkit.artifact.read import Artifact
 from quantkit.formats.schemes import SCHEMES
 from quantkit.gate.audit_cache import CacheUse, RangeWatch, audit_cache
 from quantkit.gate.data import EvalSet
+from quantkit.gate.domains import json_tokens
 from quantkit.gate.evaluate import Baseline, Compared, Tick, Variant
 from quantkit.gate.rungs import INT4, INT8, baseline, count_parameters, rung
 from quantkit.gate.verdict import Coverage, Measured
 from quantkit.models import ModelSource
+from quantkit.runtime.text import ChatText
 
 FLOOR_WINDOWS = 4
 """Windows of the noise floor: an invariant runtime gives zero on any of them."""
@@ -68,9 +70,10 @@ class Models:
 def measure(
     models: Models,
     data: EvalSet,
+    text: ChatText,
     told: Told,
 ) -> Results:
-    """Compare the artifact, and the ladder, with the baseline on `data`."""
+    """Compare the artifact, and the ladder, with the baseline on `data`, which `text` tokenized."""
     artifact, reference, candidate = models.artifact, models.baseline, models.candidate
     floor, few = data.windows[:FLOOR_WINDOWS], data.windows[:INT8_WINDOWS]
     compared: dict[str, Compared] = {}
@@ -93,6 +96,7 @@ def measure(
         parameters=count_parameters(reference.program),
         least_bits=_least_bits(artifact),
         coverage=_coverage(artifact, compared["artifact"].backend, models.threads),
+        in_json=json_tokens(data.windows, text),
     )
     return Results(measured, compared, audit_cache(artifact, codes, ranges), seconds)
 

@@ -104,11 +104,17 @@ class Need(_Part):
 
 
 class Domains(_Part):
-    """Mean KL of one language or category as a share of the rung's on the same text."""
+    """Mean KL of one kind of text (see `domains`) as a share of the rung's on the same text.
+
+    It fails surely above `fail_above`, or surely above `apart_above` times the artifact's share on all other text when
+    that is more than `apart_from`.
+    """
 
     share_of: Rung = "RTN-INT4"
     fail_above: float = 1.0
     name_above: float = 0.8
+    apart_above: float = Field(default=2.0, gt=1.0)
+    apart_from: float = Field(default=0.1, ge=0.0)
 
 
 class Policy(_Part):

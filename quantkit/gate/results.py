@@ -10,11 +10,12 @@ import numpy as np
 from quantkit.gate.answering import DIVERGENCE, Answered
 from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import EvalSet, Window
+from quantkit.gate.domains import domains_of
 from quantkit.gate.evaluate import Choice, Compared
 from quantkit.gate.metrics import Scores, summarize
 from quantkit.gate.policy import Policy
 from quantkit.gate.tasks import SCORES, Score, score, table
-from quantkit.gate.verdict import Measured, domains_of
+from quantkit.gate.verdict import Measured
 from quantkit.runtime.text import ChatText
 
 WORST = 8
@@ -55,17 +56,16 @@ def data_table(data: EvalSet) -> dict[str, Any]:
 
 
 def domain_rows(measured: Measured, policy: Policy) -> list[dict[str, Any]]:
-    """Each language and category: the artifact's and the rungs' mean KL with intervals, same-top-1, P99."""
+    """Each kind of text: the artifact's and the rungs' mean KL with intervals, same-top-1, P99."""
     rows = []
-    for name, members in domains_of(measured.windows).items():
-        chosen = np.isin(measured.candidate.cluster, members)
-        kind, _, value = name.partition(" ")
+    for domain in domains_of(measured.windows, measured.in_json):
+        chosen = domain.chosen
         candidate = measured.candidate.where(chosen)
         rows.append(
             {
-                "kind": kind,
-                "value": value,
-                "conversations": len(members),
+                "kind": domain.kind,
+                "value": domain.value,
+                "conversations": domain.conversations,
                 "tokens": int(chosen.sum()),
                 "mean_kl": _interval(candidate, policy),
                 "p99_kl": float(np.quantile(candidate.kl, 0.99)),

@@ -120,7 +120,7 @@ def run_gate(
     )
     models = Models(opened, model, threads or torch.get_num_threads(), backend, folder)
     told = Told(progress, token_cost(evaluated) + answer_cost(posed.baseline))
-    results = measure(models, evaluated, told)
+    results = measure(models, evaluated, text, told)
     answered = None
     if posed.baseline:
         answered = answer(posed, (models.baseline, source_text), (models.candidate, text), about=told.about)

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.gate.answer_rules import answer_rules
 from quantkit.gate.answers import Pair
 from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import Window
+from quantkit.gate.domains import domains_of
 from quantkit.gate.metrics import Floats, Scores
 from quantkit.gate.policy import Domains, Limit, Policy, PolicyClass
 from quantkit.gate.rule import Outcome, Rule
@@ -67,7 +69,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the rules are decided on. `ladder`: scores of each rung on the same tokens; `floor`: the noise floor."""
+    """What the rules are decided on. `ladder`: scores of each rung on the same tokens; `floor`: the noise floor.
+
+    in_json: which scored tokens stand inside JSON, mask `[S]`.
+    """
 
     windows: Sequence[Window]
     candidate: Scores
@@ -76,6 +81,7 @@ class Measured:
     parameters: int
     least_bits: int
     coverage: Coverage
+    in_json: NDArray[np.bool_]
 
 
 def decide(
@@ -110,15 +116,6 @@ def decide(
     return Verdict(verdict, worst, policy.name, chosen.name, measured.coverage, tuple(rules), tuple(notes), waiver)
 
 
-def domains_of(windows: Sequence[Window]) -> dict[str, list[int]]:
-    """Window indices by domain: `language zh`, `category sql`, in a fixed order."""
-    found: dict[str, list[int]] = {}
-    for kind in ("language", "category"):
-        for value in sorted({getattr(window, kind) for window in windows}):
-            found[f"{kind} {value}"] = [i for i, window in enumerate(windows) if getattr(window, kind) == value]
-    return found
-
-
 def _limit(limit: Limit, chosen: PolicyClass, policy: Policy, measured: Measured, resampler: Resampler) -> Rule:
     results = resampler.metric(limit.metric, measured.candidate)
     absolute = estimate(results, policy.confidence)
@@ -145,21 +142,32 @@ def _rule(name: str, found: Estimate, limit: Limit, text: str) -> Rule:
 def _domains(domains: Domains, policy: Policy, measured: Measured) -> tuple[list[Rule], list[str]]:
     """Rules that fail, and notes on domains that come near."""
     rules, notes = [], []
-    limit = Limit(metric="mean_kl", upper=domains.fail_above, share_of=domains.share_of)
-    for name, members in domains_of(measured.windows).items():
-        chosen = np.isin(measured.candidate.cluster, members)
-        candidate, rung = measured.candidate.where(chosen), measured.ladder[domains.share_of].where(chosen)
-        if len(members) < 2:
+    rung = measured.ladder[domains.share_of]
+    for domain in domains_of(measured.windows, measured.in_json):
+        chosen, others = domain.chosen, ~domain.chosen
+        if domain.conversations < 2:
             continue
+        candidate = measured.candidate.where(chosen)
         resampler = Resampler(candidate.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
-        ours, theirs = resampler.mean(candidate.kl), resampler.mean(rung.kl)
+        ours, theirs = resampler.mean(candidate.kl), resampler.mean(rung.where(chosen).kl)
         share = estimate(_ratio(ours, theirs), policy.confidence)
-        text = f"{name}: mean KL {ours[0]:.4g} is {share.value:.2f} × {domains.share_of}'s {theirs[0]:.4g} there"
-        if share.low > domains.fail_above:
-            rules.append(_rule(name, share, limit, f"{text} ({share.low:.2f} to {share.high:.2f})"))
-        elif share.value > domains.name_above:
+        elsewhere = _share(measured.candidate, rung, others) if others.any() else share.value
+        text = (
+            f"{domain.name}: mean KL {ours[0]:.4g} is {share.value:.2f} × {domains.share_of}'s {theirs[0]:.4g} there, "
+            f"{elsewhere:.2f} × on all other text"
+        )
+        most = min(domains.fail_above, max(domains.apart_from, domains.apart_above * elsewhere))
+        if share.low > most:
+            limit = Limit(metric="mean_kl", upper=most, share_of=domains.share_of)
+            text += f" ({share.low:.2f} to {share.high:.2f}, at most {most:.2f} allowed)"
+            rules.append(_rule(domain.name, share, limit, text))
+        elif share.value > min(domains.name_above, most):
             notes.append(text)
     return rules, notes
+
+
+def _share(candidate: Scores, rung: Scores, chosen: NDArray[np.bool_]) -> float:
+    return float(candidate.kl[chosen].mean() / max(float(rung.kl[chosen].mean()), 1e-12))
 
 
 def _enough(policy: Policy, measured: Measured) -> Rule:

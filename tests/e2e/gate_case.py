@@ -39,6 +39,7 @@ class Case:
     held_out: Path
     calibration: Path
     policy: Path
+    prompts: Path
 
     @cached_property
     def kv_scales(self) -> dict[str, Tensor]:
@@ -50,10 +51,15 @@ class Case:
         seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_range()
         return {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}
 
-    def artifact(self, name: str, scheme: str = "W8A16", damage: Damage | None = None) -> Path:
-        """Package the source in `scheme` with a calibrated INT8 cache; `damage` may change what is stored."""
+    def artifact(self, name: str, scheme: str = "W8A16", damage: Damage | None = None, down: str | None = None) -> Path:
+        """Package the source in `scheme` (down projections in `down`) with a calibrated INT8 cache; `damage` may change
+        what is stored."""
         program = fuse(build_program(self.source.spec))
-        schemes = dict.fromkeys((g for g in program.groups() if g != "lm_head"), scheme)
+        schemes = {
+            group: down if down and group.endswith(".down") else scheme
+            for group in program.groups()
+            if group != "lm_head"
+        }
         lowered = plan_buffers(lower_precision(program, schemes, "INT8"))
         weights = RtnWeights(self.source, kv_scales=self.kv_scales)
         kept = damage or (lambda weight, value: value)
@@ -74,11 +80,14 @@ class Case:
         return out
 
 
-def make_case(folder: Path, family: str = "llama") -> Case:
-    """A random checkpoint, 16 held-out and 8 calibration conversations in two languages, and a policy."""
+def make_case(folder: Path, family: str = "llama", *, json_too: bool = False) -> Case:
+    """A random checkpoint, 16 held-out and 8 calibration conversations in two languages, prompts, and a policy.
+
+    `json_too`: eight more of each, whose answers are JSON.
+    """
     source = open_source(str(make_checkpoint(folder / "source", family, dtype="float16")))
-    held_out = _conversations(folder / "heldout.jsonl", "held", 16, seed=1)
-    calibration = _conversations(folder / "calib.jsonl", "calib", 8, seed=2)
+    held_out = _conversations(folder / "heldout.jsonl", "held", 16, seed=1, objects=8 if json_too else 0)
+    calibration = _conversations(folder / "calib.jsonl", "calib", 8, seed=2, objects=8 if json_too else 0)
     policy = folder / "policy.yaml"
     policy.write_text(
         "version: 1\nname: tiny\nbootstrap: {samples: 200, seed: 0}\nneed: {conversations: 4, tokens: 100}\n"
@@ -86,10 +95,26 @@ def make_case(folder: Path, family: str = "llama") -> Case:
         "  - {metric: lost_top1, upper: 0.8, share_of: RTN-INT4}\n"
         "domains: {share_of: RTN-INT4, fail_above: 1.0, name_above: 0.8}\n"
     )
-    return Case(folder, source, held_out, calibration, policy)
+    return Case(folder, source, held_out, calibration, policy, _prompts(folder / "prompts.jsonl"))
 
 
-def _conversations(path: Path, prefix: str, count: int, seed: int) -> Path:
+def _prompts(path: Path) -> Path:
+    """A few prompts of several kinds of check, in both languages."""
+    rows = [
+        ("en", "reply to the customer", [{"kind": "contains_any", "values": ["a", "e", "i"]}]),
+        ("zh", "请总结发票", [{"kind": "language", "value": "zh"}]),
+        ("en", "model price of small tags as JSON", [{"kind": "json", "schema": {"type": "object"}}]),
+        ("en", "stock of the river", [{"kind": "number", "value": 3}, {"kind": "max_words", "value": 60}]),
+    ]
+    with path.open("w", encoding="utf-8") as file:
+        for i, (language, asked, checks) in enumerate(rows):
+            row = {"id": f"p{i}", "category": "support", "language": language, "max_tokens": 8 + i, "checks": checks}
+            row["messages"] = [{"role": "user", "content": asked}]
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
+
+
+def _conversations(path: Path, prefix: str, count: int, seed: int, objects: int = 0) -> Path:
     generator = torch.Generator().manual_seed(seed)
 
     def pick(of: str | tuple[str, ...], n: int) -> list[str]:
@@ -106,4 +131,10 @@ def _conversations(path: Path, prefix: str, count: int, seed: int) -> Path:
                 "messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)],
             }
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        for i in range(objects):
+            value = {one: " ".join(pick(WORDS, 2)) for one in pick(WORDS, 5)}
+            row = {"id": f"{prefix}-json-{i}", "category": "extraction", "language": "en"}
+            said = [" ".join(pick(WORDS, 5)), json.dumps(value)]
+            row["messages"] = [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)]
+            file.write(json.dumps(row) + "\n")
     return path

@@ -46,7 +46,9 @@ def judged(
     rung = candidate if rung is None else rung
     quiet = exponential(1.0, 0)
     noise = Scores(quiet.cluster, np.full_like(quiet.kl, floor), quiet.same, quiet.nll_base, quiet.nll_cand)
-    measured = Measured(windows, candidate, {"RTN-INT4": rung, "RTN-INT8": rung}, noise, 10**8, 8, CPU)
+    measured = Measured(
+        windows, candidate, {"RTN-INT4": rung, "RTN-INT8": rung}, noise, 10**8, 8, CPU, np.zeros(len(quiet.kl), bool)
+    )
     return decide(policy, measured, waiver)
 
 
@@ -100,6 +102,20 @@ def test_a_domain_worse_than_its_rung_fails_and_is_named() -> None:
     assert verdict.verdict == "fail"
     assert [rule.name for rule in verdict.deciding] == ["language zh"]
     assert [note.partition(":")[0] for note in verdict.notes] == ["category rag", "category sql"]
+
+
+def test_a_domain_far_worse_than_all_other_text_fails_though_better_than_the_rung() -> None:
+    rung = exponential(0.1, 4)
+    chinese = rung.cluster % 2 == 0
+    apart = Scores(
+        rung.cluster, np.where(chinese, rung.kl * 0.6, rung.kl * 0.2), rung.same, rung.nll_base, rung.nll_cand
+    )
+    verdict = judged([{"metric": "mean_kl", "upper": 0.9, "share_of": "RTN-INT4"}], apart, rung, domains={})
+    assert [rule.name for rule in verdict.deciding] == ["language zh"]
+    assert "0.20 × on all other text" in verdict.deciding[0].text
+    tiny = Scores(rung.cluster, apart.kl / 10, rung.same, rung.nll_base, rung.nll_cand)  # three times next to nothing
+    verdict = judged([{"metric": "mean_kl", "upper": 0.9, "share_of": "RTN-INT4"}], tiny, rung, domains={})
+    assert verdict.tokens == "pass"
 
 
 def test_a_noise_floor_above_zero_fails_on_the_native_backend() -> None:
