@@ -2,10 +2,10 @@
 
     python tools/fidelity.py SOURCE --scheme W4A16_G128 --data heldout.jsonl other.jsonl [--out TABLE.md]
 
-Every decoder matrix takes the same scheme; head and cache stay in float, so only the method differs. `rtn` is plain
-rounding over the min-max range, `rtn-mse` with searched scales, `gptq` what `quantkit build` does by default.
-Calibration reads `--calibration` (the packaged conversations); the compared text must not be in it. Domains are the
-`category` of each data row unless `--by file`.
+Every decoder matrix takes the same scheme, or its own by `--allocation`; head and cache stay in float, so only the
+method differs. `rtn` is plain rounding over the min-max range, `rtn-mse` with searched scales, `gptq` what
+`quantkit build` does by default. Calibration reads `--calibration` (the packaged conversations); the compared text must
+not be in it. Domains are the `category` of each data row unless `--by file`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quantkit.build.allocation import read_allocation
 from quantkit.calibration.dataset import load_samples
 from quantkit.calibration.samples import CalibrationSet
 from quantkit.formats.integer import scale_dtype
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source")
     parser.add_argument("--scheme", default="W4A16_G128")
+    parser.add_argument("--allocation", type=Path, help="schemes by group, as `quantkit search -o` writes them")
     parser.add_argument("--methods", nargs="+", default=["rtn", "rtn-mse", "gptq"])
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--by", choices=["category", "file"], default="category")
@@ -76,14 +78,15 @@ def compare(source: ModelSource, args: argparse.Namespace, data: EvalSet, sample
     names = np.array([where[w.id] if args.by == "file" else w.category for w in data.windows])
     domains = sorted(set(names))
     lines = [
-        f"{args.source}, {args.scheme}, {data.scored} tokens of {len(data.windows)} windows, calibrated on "
-        f"{len(samples.samples)} samples ({samples.tokens} tokens)",
+        f"{args.source}, {args.allocation or args.scheme}, {data.scored} tokens of {len(data.windows)} windows, "
+        f"calibrated on {len(samples.samples)} samples ({samples.tokens} tokens)",
         "",
         "| method | s | mean KL ± SE | P99 | same top-1 | " + " | ".join(domains) + " |",
         "|---" * (5 + len(domains)) + "|",
     ]
     program = fuse(build_program(source.spec))
-    schemes = {group: args.scheme for group in program.groups() if group != HEAD}
+    units = {group: weight for group, weight in program.groups().items() if group != HEAD}
+    schemes = read_allocation(args.allocation, units) if args.allocation else dict.fromkeys(units, args.scheme)
     for method in args.methods:
         began = time.monotonic()
         matrices = quantized(source, method, schemes, samples, work, args)
@@ -114,7 +117,7 @@ def quantized(
     """Every group's matrix by `method`."""
     program, dtype = fuse(build_program(source.spec)), scale_dtype(getattr(torch, source.spec.dtype))
     load = SourceWeights(source).load
-    groups = {name: weight for name, weight in program.groups().items() if name in schemes}
+    groups = {name: weight for name, weight in program.groups().items() if quantizes(schemes, name)}
     if method != "gptq":
         search = "minmax" if method == "rtn" else "mse"
         return {
@@ -126,13 +129,18 @@ def quantized(
     made: dict[str, QuantizedMatrix] = {}
     for layer in range(program.num_layers):
         hessians = walk.hessians(layer)
-        for name, hessian in hessians.items():
+        for name in filter(groups.__contains__, hessians):
             made[name], _ = gptq(
-                load(groups[name]), hessian, SCHEMES[schemes[name]], scale_dtype=dtype, damping=args.damping
+                load(groups[name]), hessians[name], SCHEMES[schemes[name]], scale_dtype=dtype, damping=args.damping
             )
         walk.advance(layer, made)
     walk.end()
     return made
+
+
+def quantizes(schemes: Mapping[str, str], group: str) -> bool:
+    """Whether a group's matrix is stored as codes."""
+    return group in schemes and SCHEMES[schemes[group]].quantized
 
 
 class Held:
