@@ -40,7 +40,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
-            number = 0
+            number = found = 0
             while line := file.readline(_LONGEST_LINE):
                 number += 1
                 if number == 1:
@@ -54,7 +54,10 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
                     row = _parsed(line, path, f"line {number}")
                     if not isinstance(row, dict):
                         raise _bad(path, f"line {number} is not a JSON object")
+                    found += 1
                     yield row
+            if not found:
+                raise _bad(path, "holds no rows")
     except OSError as error:
         raise PreflightError(f"cannot be read: {error.strerror}", where=str(path)) from None
 

@@ -244,7 +244,7 @@ class RuntimeSection(Section):
 class ReviewStage(Section):
     """`items` more answers; the limits count defects (major or critical regressions) over all stages so far."""
 
-    items: int = Field(ge=1, le=10_000)
+    items: int = Field(ge=1, le=10_000, description="Answers shown in this stage.")
     accept: int = Field(ge=0, description="At most so many defects accept.")
     reject: int = Field(ge=1, description="So many defects reject; between the two the next stage decides.")
 
