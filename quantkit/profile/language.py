@@ -41,6 +41,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 def language_of(text: str) -> str:
     """A two-letter code; `unknown` for a text without letters. Latin script without known words counts as English."""
     head = text[:_LOOKED_AT]
+    if head.isascii():
+        return _latin(head) if any(map(str.isalpha, head)) else UNKNOWN
     counts: Counter[str] = Counter()
     for character in head:
         if character.isalpha():
