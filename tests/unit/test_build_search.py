@@ -18,6 +18,7 @@ from quantkit.build.search import search
 from quantkit.build.stage import stage_keys
 from quantkit.build.stages.sensitivity import STAGE as SENSITIVITY
 from quantkit.build.store import Store
+from quantkit.cli.app import run
 from quantkit.errors import RecipeError
 from quantkit.recipe.load import load_recipe
 from tests.build_inputs import one_thread, write_recipe
@@ -143,6 +144,31 @@ def test_the_search_tells_what_it_weighed(recipe, tmp_path):
     bits, values = zip(*found.data["frontier"], strict=True)
     assert list(bits) == sorted(bits)
     assert list(values) == sorted(values, reverse=True)
+
+
+def test_the_weight_price_needs_no_gradients(recipe, tmp_path):
+    found = _search(recipe, tmp_path, "quantization.sensitivity=weight", "quantization.budget_bits=6")
+    assert found.data["method"] == "weight"
+    assert found.data["checked"] == []
+    by_gradient = _search(recipe, tmp_path, "quantization.budget_bits=6")
+    assert by_gradient.data["groups"] != found.data["groups"]
+
+
+def test_the_command_prints_table_frontier_and_budgets_and_writes_the_file(recipe, tmp_path, capsys):
+    file = tmp_path / "a.yaml"
+    arguments = ["search", str(recipe), "--out", str(tmp_path / "out"), "--set", OPEN, "--budget-bits", "6"]
+    assert run([*arguments, "--budget-bits", "9", "-o", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("[") == 8  # one choice a group
+    assert "bits a weight" in text
+    assert "6.000" in text
+    assert "9.000" in text
+    chosen = {group: row["scheme"] for group, row in json.loads(file.read_text())["schemes"].items()}
+    assert run([*arguments, "--json"]) == 0
+    assert {row["group"]: row["chosen"] for row in json.loads(capsys.readouterr().out)["groups"]} == chosen
+    assert run([*arguments, "-o", str(tmp_path / "no" / "a.yaml")]) == 2
+    assert run([*arguments, "--budget-bits", "4.1"]) == 2
+    assert "least feasible" in capsys.readouterr().err
 
 
 def test_a_budget_in_bytes_buys_what_the_same_bits_do(recipe, tmp_path):
