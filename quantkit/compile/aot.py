@@ -76,13 +76,11 @@ class _Driver:
 def compile_kernel(spec: KernelSpec, facts: Facts, target: str) -> Compiled:
     """Compile `spec` as the facts specialise it.
 
-    PreflightError where Triton's interpreter is on, or where the kernel needs more shared memory than the target has;
-    RuntimeError where the code is not what was asked for.
+    PreflightError where the kernel needs more shared memory than the target has; RuntimeError where the code is not
+    what was asked for.
     """
     from triton.runtime import driver
 
-    if not hasattr(spec.function, "warmup"):
-        raise PreflightError("TRITON_INTERPRET is set: nothing can be compiled", next="Unset it")
     how = spec.signature(facts)
     arguments = {name: _Pointer(v) if isinstance(v, str) else v for name, v in how.arguments.items()}
     unnamed = set(spec.function.arg_names) ^ (arguments.keys() | how.constants.keys())

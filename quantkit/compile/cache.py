@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quantkit.errors import PreflightError
+
 SUFFIXES = ("cubin", "ptx", "json")
 
 
@@ -31,9 +33,12 @@ class CachedKernel:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/quantkit/kernels`, or below `~/.cache`."""
+    """`$XDG_CACHE_HOME/quantkit/kernels`, or below `~/.cache`; PreflightError for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "quantkit" / "kernels"
+    try:
+        return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "quantkit" / "kernels"
+    except RuntimeError:
+        raise PreflightError("no home folder to keep compiled kernels in", next="Set XDG_CACHE_HOME") from None
 
 
 def key_of(specialisation: Mapping[str, Any], target: str, versions: Mapping[str, str]) -> str:

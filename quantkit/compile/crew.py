@@ -30,11 +30,17 @@ class Job:
 
 
 def compile_all(
-    jobs: Mapping[str, Sequence[Job]], cache: Path, workers: int, step: Callable[[int, int, str], None]
+    jobs: Mapping[str, Sequence[Job]],
+    cache: Path,
+    workers: int,
+    step: Callable[[int, int, str], None],
+    *,
+    scratch: Path | None = None,
 ) -> None:
     """Compile the jobs of each target into the cache, `workers` processes at once; `step` hears of each kernel.
 
-    PreflightError with the compiler's last line where one fails; none of them outlives this call.
+    scratch: folder for what is removed again, the system's own if absent. PreflightError with the compiler's last line
+    where one fails, or where the cache cannot be written; no process outlives this call.
     """
     busy = {target: list(wanted) for target, wanted in jobs.items() if wanted}
     if not busy:
@@ -43,13 +49,18 @@ def compile_all(
     waiting = [(target, wanted[i::parts]) for target, wanted in busy.items() for i in range(min(parts, len(wanted)))]
     total, done = sum(len(part) for _, part in waiting), 0
     kernel_of = {job.key: f"{job.kernel} for {target}" for target, part in waiting for job in part}
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreflightError(
+            f"compiled kernels cannot be kept there: {error.strerror}", where=str(cache), next="Set XDG_CACHE_HOME"
+        ) from None
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="quantkit-compile-"))
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quantkit-compile-", dir=scratch)))
         step(0, total, "starting")
         while waiting or selector.get_map():
             while waiting and len(selector.get_map()) < workers:
-                worker = stack.enter_context(_Worker(*waiting.pop(0), cache, Path(scratch)))
+                worker = stack.enter_context(_Worker(*waiting.pop(0), cache, place))
                 selector.register(worker.output, selectors.EVENT_READ, worker)
             for entry, _ in selector.select():
                 line = entry.data.output.readline()

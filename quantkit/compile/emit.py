@@ -68,7 +68,8 @@ def emit(
         target: [job for key, job in needs.jobs.items() if read_kernel(cache, key) is None]
         for target, needs in wanted.items()
     }
-    compile_all(absent, cache, workers, step)
+    folder.mkdir(parents=True, exist_ok=True)
+    compile_all(absent, cache, workers, step, scratch=folder)
     for target, needs in wanted.items():
         _lay_out(folder / target, target, needs, cache)
     return Emitted(
@@ -78,12 +79,17 @@ def emit(
 
 def _specs() -> Sequence[KernelSpec]:
     try:
-        return tuple(kernels().values())
+        specs = tuple(kernels().values())
     except ModuleNotFoundError as error:
         raise PreflightError(
             f"compiling needs {error.name}, which is not installed",
             next="pip install triton, or leave compile.targets empty",
         ) from None
+    if not all(hasattr(spec.function, "cache_key") for spec in specs):
+        raise PreflightError(
+            "Triton interprets kernels in this process and compiles none", next="Unset TRITON_INTERPRET"
+        )
+    return specs
 
 
 def _wanted(program: Program, target: str, classes: Sequence[BucketClass], specs: Sequence[KernelSpec]) -> _Wanted:

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from quantkit.compile.buckets import CLASSES
+from quantkit.compile.emit import emit
+from quantkit.errors import PreflightError
+from quantkit.program.ir import Program
 from quantkit_kernels.ops import linear as op
 from quantkit_kernels.triton.layout import GpuMatrix, pack_matrix, unpack_words
 from quantkit_kernels.triton.linear import linear
