@@ -133,3 +133,9 @@ def test_a_zero_point_one_off_is_seen() -> None:
     matrix.zero[0, 3] += 1 if matrix.zero[0, 3] < 7 else -1
     with pytest.raises(AssertionError):
         check(2, matrix, dense)
+
+
+def test_nothing_is_compiled_by_a_process_that_interprets(tmp_path: Path) -> None:
+    empty = Program("llama", 8, 8, 8, (), (), {}, {}, (), (), {})
+    with pytest.raises(PreflightError, match="Unset TRITON_INTERPRET"):
+        emit(empty, ["sm_80"], [CLASSES["decode"]], tmp_path / "k", cache=tmp_path, workers=1, step=lambda *_: None)
