@@ -198,3 +198,33 @@ def test_a_log_scale_spans_whole_decades_and_holds_what_lies_outside() -> None:
     assert scale.at(1e9) == 98.0
     assert scale.at(0.1) == pytest.approx(2 + 96 / 3)
     assert LogScale.around([]).ticks()
+
+
+def test_calibration_shows_what_it_covers_beside_the_profile() -> None:
+    span = {"p50": 10, "p95": 20, "p99": 30, "max": 40}
+    stratum = {
+        "category": HOSTILE["script"], "language": "en", "samples": 3, "tokens": 1234, "share": 0.75,
+        "wanted_share": 0.8, "lengths": span, "prompt": span, "output": None, "wanted_prompt": span,
+        "wanted_output": None,
+    }  # fmt: skip
+    coverage = {
+        "loaded": 296, "outside": 0, "duplicates": 1, "near_duplicates": 2, "refused": 0, "samples": 3, "tokens": 1234,
+        "truncated_tokens": 0, "pii": {"email": 4}, "profile": True, "lengths": span, "strata": [stratum],
+        "missing": [{"category": "sql", "language": "zh", "samples": 0, "wanted": 5}],
+    }  # fmt: skip
+    made = report(calibration={"samples": 3, "fingerprint": "f", "coverage": coverage})
+    shown = " ".join(Page(render_html(made)).text.split())
+    assert "2 near duplicates" in shown
+    assert "Personal data replaced before tokenizing: 4 email." in shown
+    assert "sql zh (0 of 5)" in shown
+    assert "75.0%, 80.0%" in shown
+    assert "10 / 20 / 30 ≤ 10 / 20 / 30" in shown
+
+
+def test_coverage_of_an_artifact_from_an_earlier_release_is_still_shown() -> None:
+    span = {"p50": 10, "p95": 20, "max": 40}
+    stratum = {"category": "sql", "language": "en", "samples": 3, "tokens": 1234, "lengths": span}
+    coverage = {"loaded": 66, "duplicates": 1, "refused": 0, "samples": 3, "tokens": 1234, "truncated_tokens": 0,
+                "lengths": span, "languages": {"en": 3}, "categories": {"sql": 3}, "strata": [stratum]}  # fmt: skip
+    made = report(calibration={"samples": 3, "fingerprint": "f", "coverage": coverage})
+    assert "1,234 tokens, chosen from 66 rows" in " ".join(Page(render_html(made)).text.split())
