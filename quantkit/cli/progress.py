@@ -61,7 +61,7 @@ class Bar:
 
     def note(self, text: str) -> None:
         """One line above the bar."""
-        self._progress.console.print(text, highlight=False, markup=False)
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
