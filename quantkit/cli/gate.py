@@ -26,6 +26,10 @@ def gate(
     max_tokens: Annotated[int | None, typer.Option(min=256, help="Held-out tokens at most.")] = None,
     max_prompts: Annotated[int | None, typer.Option(min=0, help="Prompts answered at most; 0: none.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, max=4096, help="Tokens of an answer at most.")] = None,
+    metric: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of an `evaluate` module to run on the answers too; may be repeated."),
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of the executor.")] = None,
     backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
@@ -52,6 +56,7 @@ def gate(
         max_tokens=max_tokens or MAX_TOKENS,
         max_prompts=max_prompts or asked.max_prompts,
         max_new_tokens=max_new_tokens or asked.max_new_tokens,
+        metrics=metric or (),
         threads=threads,
         backend=backend,
         progress=_Line() if sys.stderr.isatty() else None,

@@ -41,6 +41,19 @@ class Prompt:
         """Whether `answer` satisfies every check."""
         return all(check.passes(answer) for check in self.checks)
 
+    def row(self) -> dict[str, Any]:
+        """The prompt as its line of a prompt file."""
+        return {
+            "id": self.id,
+            "category": self.category,
+            "language": self.language,
+            "messages": [dict(message) for message in self.messages],
+            "max_tokens": self.max_tokens,
+            "critical": self.critical,
+            "checks": [{"kind": check.kind, **check.arguments} for check in self.checks],
+            "criteria": self.criteria,
+        }
+
     @property
     def conversation(self) -> Conversation:
         """The prompt as a conversation, for comparing it with other data."""
@@ -59,7 +72,7 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            item = _prompt(line, f"{path}:{number}")
+            item = parse_prompt(_object(line, f"{path}:{number}"), f"{path}:{number}")
             if item.id in ids:
                 raise RecipeError(f"the id {item.id!r} was used before", where=item.where, next=f"See {ids[item.id]}")
             ids[item.id] = item.where
@@ -83,9 +96,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
     """sha256 over everything that the prompts say."""
     digest = hashlib.sha256()
     for item in prompts:
-        checks = [{"kind": check.kind, **check.arguments} for check in item.checks]
-        row = [item.id, item.category, item.language, list(item.messages), item.max_tokens, item.critical, checks]
-        digest.update(json.dumps(row, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        digest.update(json.dumps(item.row(), ensure_ascii=False, sort_keys=True).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -93,13 +104,18 @@ def _order(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}\0{name}".encode()).digest()
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"not valid JSON ({error})", where=where) from None
     if not isinstance(row, dict):
         raise RecipeError("not a JSON object", where=where)
+    return row
+
+
+def parse_prompt(row: Mapping[str, Any], where: str) -> Prompt:
+    """A prompt from its line of a prompt file; RecipeError names what is wrong with it."""
     for key in ("id", "category", "language"):
         if not (isinstance(row.get(key), str) and row[key]):
             raise RecipeError(f"key {key!r} must be text", where=where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from quantkit.gate.data import EvalSet, Window
 from quantkit.gate.domains import domains_of
 from quantkit.gate.evaluate import Choice, Compared
 from quantkit.gate.metrics import Scores, summarize
+from quantkit.gate.modules import run_modules
 from quantkit.gate.policy import Policy
 from quantkit.gate.tasks import SCORES, Score, score, table
 from quantkit.gate.verdict import Measured
@@ -76,13 +78,13 @@ def domain_rows(measured: Measured, policy: Policy) -> list[dict[str, Any]]:
     return rows
 
 
-def answers_table(answered: Answered, policy: Policy) -> dict[str, Any]:
+def answers_table(answered: Answered, policy: Policy, metrics: Sequence[Path] = ()) -> dict[str, Any]:
     """Both models' answers summed up; the answers themselves are in `answers.jsonl`.
 
     prompts, left_out (ids), divergence_is (what the divergence measures), scores: by name, what it is, n, baseline,
     candidate, losses, gains, change, low, high, measurable, ids lost and gained. rows: by category × language (`*`:
     all), see `tasks.table`. first_divergences: token index of the first difference by prompt, None where there is none.
-    lengths: `[baseline, candidate]` tokens by prompt.
+    lengths: `[baseline, candidate]` tokens by prompt. metrics: `{module: {number: [baseline, candidate]}}`.
     """
     pairs = answered.pairs
     return {
@@ -91,6 +93,7 @@ def answers_table(answered: Answered, policy: Policy) -> dict[str, Any]:
         "divergence_is": DIVERGENCE,
         "scores": {name: _score_row(score(name, pairs), policy) for name in SCORES},
         "rows": table(pairs, policy.measurable_from, policy.confidence),
+        "metrics": run_modules(metrics, pairs),
         "first_divergences": [pair.first_divergence for pair in pairs],
         "lengths": [[len(pair.baseline.token_ids), len(pair.candidate.token_ids)] for pair in pairs],
     }

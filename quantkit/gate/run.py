@@ -69,6 +69,7 @@ def run_gate(
     max_tokens: int = MAX_TOKENS,
     max_prompts: int = MAX_PROMPTS,
     max_new_tokens: int = MAX_NEW_TOKENS,
+    metrics: Sequence[Path] = (),
     threads: int | None = None,
     backend: str = "auto",
     progress: Progress | None = None,
@@ -86,7 +87,8 @@ def run_gate(
             folder by default. Whole models are mapped from nameless files there while they run.
         base: what a relative `source` and `policy` are relative to.
         max_samples, max_tokens: conversations and tokens judged on at most. max_prompts, max_new_tokens: prompts
-            answered, and tokens of an answer, at most.
+            answered, and tokens of an answer, at most. metrics: folders of `evaluate` modules, run on both models'
+            answers; they are code and decide nothing.
         threads, backend: of the executor.
 
     Raises CheckpointError (artifact, source), RecipeError (data, policy, overlap),
@@ -139,7 +141,7 @@ def run_gate(
         "data": data_table(evaluated) | {"disjoint_from": [str(path) for path in calibration]},
         "variants": {name: variant_row(one) for name, one in results.compared.items()},
         "domains": domain_rows(results.measured, rules),
-        "answers": None if answered is None else answers_table(answered, rules),
+        "answers": None if answered is None else answers_table(answered, rules, metrics),
         "audit": audit_table(weights, results.cache),
         "worst": worst_items(evaluated.windows, results.compared["artifact"], text),
         "seconds": {

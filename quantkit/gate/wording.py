@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 _SPACE = re.compile(r"\s+")
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3040-\u30ff\uac00-\ud7af\U00020000-\U0003134f]")
@@ -135,7 +135,7 @@ def is_refusal(text: str) -> bool:
     return any(pattern.search(opening) for pattern in _REFUSALS)
 
 
-def repeated_share(tokens: list[int] | tuple[int, ...], width: int = 4) -> float:
-    """Share of an answer's token 4-grams that stood there before: 0 without repetition, near 1 in a loop."""
+def repeated_share(tokens: Sequence[Hashable], width: int = 4) -> float:
+    """Share of an answer's 4-grams that stood there before: 0 without repetition, near 1 in a loop."""
     grams = [tuple(tokens[i : i + width]) for i in range(len(tokens) - width + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
