@@ -82,22 +82,25 @@ def status(artifact: ArtifactPath, as_json: AsJson = False) -> int:
 
 @review.command()
 def verify(artifact: ArtifactPath, as_json: AsJson = False) -> None:
-    """Check the record line by line: chain, head, payload, sample and sign-off."""
-    from quantkit.review.status import review_status
+    """Check the record line by line (chain, head, payload, sign-off), and that the sample follows from its seed."""
+    from quantkit.review.status import check_draw, review_status
 
     found = review_status(artifact)
+    drawn = found.sample is not None and check_draw(artifact, found.sample)
     lines, head = (len(found.record.chain.lines), found.record.chain.head) if found.record else (0, "")
     result = {
         "payload_digest": found.payload_digest,
         "lines": lines,
         "head": head,
         "signed": found.signoff.decision if found.signoff else None,
+        "drawn_by_seed": drawn,
     }
     if as_json:
         typer.echo(json.dumps(result, indent=1))
         return
     signed = f", signed by {found.signoff.reviewer}: {found.signoff.decision}" if found.signoff else ", not signed"
-    typer.echo(f"{artifact}: whole. {lines} lines{signed}\n{head}")
+    how = "drawn by its seed" if drawn else "drawn from answers that are gone" if found.sample else "not drawn yet"
+    typer.echo(f"{artifact}: whole. {lines} lines{signed}; sample {how}\n{head}")
 
 
 @review.command()

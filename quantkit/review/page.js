@@ -76,7 +76,8 @@ function show(found) {
 
 function showProgress(found, started) {
   const time = found.minutes ? `, about ${found.minutes} min left` : "";
-  $("progress").textContent = started ? `${found.done} of ${found.total}${time}` : "";
+  const round = found.stage > 1 ? `round ${found.stage}: ` : "";
+  $("progress").textContent = started ? `${round}${found.done} of ${found.total}${time}` : "";
   const bar = $("bar");
   bar.setAttribute("aria-valuemax", found.total);
   bar.setAttribute("aria-valuenow", found.done);
@@ -186,13 +187,19 @@ async function keep() {
     tell(`${QUESTIONS[state.choice]} Press n, m, j or c.`);
     return;
   }
-  const kept = await call("judge", {
-    id: state.pair.id,
-    choice: state.choice,
-    severity: state.severity || "none",
-    reasons: [...state.reasons],
-    comment: $("comment").value.trim(),
-  });
+  let kept;
+  try {
+    kept = await call("judge", {
+      id: state.pair.id,
+      choice: state.choice,
+      severity: state.severity || "none",
+      reasons: [...state.reasons],
+      comment: $("comment").value.trim(),
+    });
+  } catch (error) {
+    await load(); // another tab may have been faster
+    throw error;
+  }
   await load();
   tell(kept.told);
 }
@@ -241,6 +248,9 @@ $("help").addEventListener("click", () => $("helping").showModal());
 $("close").addEventListener("click", () => $("helping").close());
 $("name").addEventListener("submit", begin);
 
+document.addEventListener("click", (event) => {
+  if (event.detail && event.target.closest("button")) document.activeElement.blur(); // so that Enter still means keep
+});
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || event.repeat || $("helping").open) return;
   const writing = event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement;
@@ -257,7 +267,8 @@ document.addEventListener("keydown", (event) => {
     const button = [...document.querySelectorAll("[data-key]")].find(
       (each) => each.dataset.key === key && each.offsetParent !== null && !each.disabled,
     );
-    if (button === undefined || (event.key === "Enter" && event.target instanceof HTMLButtonElement && event.target !== button && !state.choice)) return;
+    const itself = event.key === "Enter" && event.target instanceof HTMLButtonElement; // reached by Tab
+    if (button === undefined || itself) return;
     event.preventDefault();
     $("comment").blur();
     button.click();

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from quantkit.artifact.files import sync
 from quantkit.artifact.people import HEAD, RECORD, SAMPLE, Chain, read_chain, sample_id
-from quantkit.errors import CheckpointError, RequestError
+from quantkit.errors import CheckpointError, PreflightError, RequestError
 from quantkit.gate.evidence import write_evidence, write_text
 from quantkit.review.answers import sha256
 from quantkit.review.sample import Kind, Sample, Showing
@@ -173,9 +173,15 @@ def retract(folder: Path, sample: Sample, reviewer: str) -> Judgement:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing in the review folder meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("ab") as file:
+    """Keep other processes from writing in the review folder meanwhile. PreflightError when nobody may write there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("ab")
+    except OSError as error:
+        raise PreflightError(
+            f"cannot be written to ({error.strerror})", where=str(folder), next="Copy the artifact to a place of yours"
+        ) from None
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -68,11 +68,12 @@ class Showing:
 class Sample:
     """The drawn sample. `id` is the SHA-256 of its file; `prompts` counts the answers it was drawn from.
 
-    extra: answers shown as catches only.
+    drawn_from: SHA-256 of the file of answers. extra: answers shown as catches only.
     """
 
     id: str
     payload_digest: str
+    drawn_from: str
     seed: int
     plan: Plan
     prompts: int
@@ -93,8 +94,9 @@ class Sample:
         return max(0, self.plan.needed(stage) - self.prompts)
 
 
-def draw(answers: Sequence[Answer], plan: Plan, seed: int, payload_digest: str) -> Sample:
-    """Draw the sample: the same answers, plan and seed give the same sample, on any machine.
+def draw(answers: Sequence[Answer], plan: Plan, seed: int, payload_digest: str, drawn_from: str = "") -> Sample:
+    """Draw the sample: the same answers, plan and seed give the same sample, on any machine, so that anybody can check
+    that nobody picked it by hand.
 
     With fewer answers than the plan asks for, all are in it; `Sample.missing` says how many lack.
     """
@@ -117,7 +119,7 @@ def draw(answers: Sequence[Answer], plan: Plan, seed: int, payload_digest: str) 
         if one.id in stage_of or one.id in worst_ids or one.id in critical_ids
     }
     showings, extra = _showings(items, ordered, plan, seed)
-    made = Sample("", payload_digest, seed, plan, len(answers), items, extra, showings)
+    made = Sample("", payload_digest, drawn_from, seed, plan, len(answers), items, extra, showings)
     return replace(made, id=f"sha256:{hashlib.sha256(_text(made)).hexdigest()}")
 
 
@@ -145,11 +147,12 @@ def read_sample(folder: Path, payload_digest: str) -> Sample | None:
             raise ValueError("it shows an answer that it does not hold")
         extra = {key: one for key, one in answers.items() if key not in items}
         plan, prompts, seed = Plan.of(found["plan"]), int(found["prompts"]), int(found["seed"])
+        drawn_from = str(found["drawn_from"])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"not a sample ({error!r})"[:300], where=str(path), next="Start over: quantkit review ARTIFACT --redraw"
         ) from None
-    return Sample(sample_id(folder), payload_digest, seed, plan, prompts, items, extra, showings)
+    return Sample(sample_id(folder), payload_digest, drawn_from, seed, plan, prompts, items, extra, showings)
 
 
 def _content(sample: Sample) -> dict[str, Any]:
@@ -157,6 +160,7 @@ def _content(sample: Sample) -> dict[str, Any]:
     return {
         "kind": "review sample",
         "version": 1,
+        "drawn_from": sample.drawn_from,
         "seed": sample.seed,
         "plan": sample.plan.as_dict(),
         "prompts": sample.prompts,

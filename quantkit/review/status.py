@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.artifact import people
+from quantkit.artifact.files import digest_file
 from quantkit.artifact.people import Decision, Signoff, Waiver, Word
 from quantkit.artifact.read import open_artifact
 from quantkit.errors import CheckpointError, QuantkitError, RecipeError
@@ -121,10 +122,30 @@ def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
         if not rows:
             raise CheckpointError("holds no answers", where=str(answers), next="Run quantkit gate")
         review = _asked(folder, digest)
-        sample = draw(rows, Plan.of(review.get("plan")), int(review.get("seed") or _SEED), digest)
+        plan, seed = Plan.of(review.get("plan")), int(review.get("seed") or _SEED)
+        sample = draw(rows, plan, seed, digest, digest_file(answers).sha256)
         if found != sample:
             write_sample(place, sample)
     return sample
+
+
+def check_draw(artifact: Path | str, sample: Sample) -> bool:
+    """Whether the answers are still there that the sample was drawn from, and so the drawing could be checked.
+
+    Raises CheckpointError when they give another sample: somebody picked it by hand.
+    """
+    folder = Path(artifact)
+    answers = folder / FOLDER / ANSWERS
+    if not answers.exists() or digest_file(answers).sha256 != sample.drawn_from:
+        return False
+    rows = read_answers(answers, sample.payload_digest)
+    if draw(rows, sample.plan, sample.seed, sample.payload_digest, sample.drawn_from) != sample:
+        raise CheckpointError(
+            "is not what its seed, plan and answers give: it was picked by hand",
+            where=str(folder / people.FOLDER / people.SAMPLE),
+            next="Start over: quantkit review ARTIFACT --redraw",
+        )
+    return True
 
 
 def sign(artifact: Path | str, reviewer: str) -> Signoff:

@@ -127,7 +127,7 @@ def test_three_pairs_by_keyboard_undo_reload_and_a_record_that_verifies(
     assert record.chain.lines[2]["comment"] == "两个都不行, neither will do"
     assert [one.reviewer for one in record.judgements] == ["Ann Müller"] * 2
     assert quantkit(["review", "verify", str(artifact)]) == 0
-    assert "whole. 6 lines, not signed" in capsys.readouterr().out
+    assert "whole. 6 lines, not signed; sample drawn by its seed" in capsys.readouterr().out
 
 
 def test_names_come_only_after_the_vote_and_nothing_is_kept_without_a_degree(artifact: Path, page: Page) -> None:
@@ -209,6 +209,26 @@ def test_everything_fits_and_can_be_reached(artifact: Path, page: Page, width: i
                 ".filter((b) => b.offsetParent && b.getBoundingClientRect().height < 40).length"
             )
             assert small == 0
+
+
+def test_a_second_tab_is_told_that_the_pair_is_judged_and_shows_the_next(artifact: Path, page: Page) -> None:
+    with Review(artifact) as review, Page(800, 700) as other:
+        start(page, review.url)
+        start(other, review.url)
+        keep(page, "3")
+        other.press("3", "Enter")
+        other.wait("document.getElementById('told').textContent.includes('judged this pair already')")
+        assert "1 of 11" in other.text()
+
+
+def test_a_button_reached_by_tab_is_pressed_by_enter(artifact: Path, page: Page) -> None:
+    with Review(artifact) as review:
+        start(page, review.url)
+        page.press("1")
+        page.evaluate("document.querySelector('[data-severity=major]').focus()")
+        page.press("Enter")
+        assert page.evaluate("document.querySelector('[data-severity=major]').getAttribute('aria-pressed')") == "true"
+        assert "0 of 11" in page.text()
 
 
 def test_a_first_rating_takes_four_keys_from_a_link_and_a_name(artifact: Path, page: Page) -> None:

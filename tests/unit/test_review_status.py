@@ -169,6 +169,28 @@ def test_a_changed_sign_off_is_refused(artifact: Path, change: dict[str, Any], w
         review_status(artifact)
 
 
+def test_a_sample_picked_by_hand_is_refused(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_sample(artifact)
+    assert quantkit(["review", "verify", str(artifact)]) == 0
+    assert "drawn by its seed" in capsys.readouterr().out
+    path = folder_of(artifact) / "sample.json"
+    body = json.loads(path.read_text(encoding="utf-8"))
+    picked = next(item for item in body["items"] if item["stage"] == 0)
+    picked["stage"], picked["inclusion"] = 1, 12 / 40
+    path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert quantkit(["review", "verify", str(artifact)]) == 3
+    assert "picked by hand" in capsys.readouterr().err
+    write_answers(artifact, answers(41))
+    assert quantkit(["review", "verify", str(artifact)]) == 0
+    assert "drawn from answers that are gone" in capsys.readouterr().out
+
+
+def test_an_artifact_nobody_may_write_to_is_a_clear_error(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder_of(artifact).write_text("a file where the folder should be")
+    assert quantkit(["review", str(artifact), "--no-browser"]) == 3
+    assert "cannot be written to" in capsys.readouterr().err
+
+
 def test_another_payloads_review_is_refused(artifact: Path, tmp_path: Path) -> None:
     rated(artifact)
     digest = open_artifact(artifact, check="sizes").payload_digest
