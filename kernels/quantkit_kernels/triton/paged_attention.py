@@ -12,9 +12,10 @@ stays right as sequences grow, and a sequence gets the same bits whatever runs b
 programs share a sequence's splits: each takes every `programs`-th.
 
 An INT8 cache holds codes of one static scale a head and channel (docs/decisions/0003): k's scale is folded into the
-query once, v's into the output once. A code c becomes the FP16 number 1152 + c, exactly, by one logical operation a
-pair, and the products run on those numbers. What 1152 adds to a row's scores is taken off where their sum starts; what
-it adds to the output is 1152 itself, since the weights sum to the total that divides them.
+query once, v's into the output once. The bits of c + 128 are, as they stand, the subnormal FP16 number (c + 128)·2⁻²⁴,
+which matrix instructions take like any other (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"): one
+logical operation makes a pair of operands. What 128 adds to a row's scores is taken off where their sum starts; what
+it adds to the output is 128 itself, since the weights sum to the total that divides them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ ROWS = 16
 NO_WINDOW = 2**31 - 1
 LOG2E = tl.constexpr(1.4426950408889634)
 """Scores carry it, for exp2 is the hardware's exponential."""
-ZERO_CODE = tl.constexpr(1152.0)
+ZERO_CODE = tl.constexpr(128.0)
+UNIT = tl.constexpr(2.0**-24)
 
 
 @triton.jit
@@ -67,11 +69,8 @@ def _pairs(words, TYPE: tl.constexpr):
 
 @triton.jit
 def _codes(words, keep, SHIFT: tl.constexpr):
-    """Words of four INT8 codes -> float16 `[T, 2·W]`, 1152 + code: bytes SHIFT/8 and SHIFT/8 + 2 of each word.
-
-    The bits of code + 128 go into the mantissa of 1024.0 (0x6400), whose last bit counts 1. keep: 0x00FF00FF.
-    """
-    return _pairs(((words >> SHIFT) & keep) ^ 0x64806480, tl.float16)
+    """Words of four INT8 codes -> (code + ZERO_CODE) · UNIT, float16 `[T, 2·W]`, of bytes SHIFT/8 and SHIFT/8 + 2."""
+    return _pairs(((words >> SHIFT) & keep) ^ 0x00800080, tl.float16)
 
 
 @triton.jit
@@ -123,9 +122,11 @@ def paged_attention_kernel(
         odd_fold = tl.load(scale_at + 1, mask=channel < HEAD_DIM, other=0.0)[None, :]
         odd_query = (tl.load(q_at + 1, mask=used, other=0.0).to(tl.float32) * odd_fold).to(tl.float16)
         query = (query.to(tl.float32) * fold).to(tl.float16)
-        bias = -ZERO_CODE * (tl.sum(query.to(tl.float32), axis=1) + tl.sum(odd_query.to(tl.float32), axis=1))
+        score_unit = scale / UNIT
+        bias = -ZERO_CODE * UNIT * (tl.sum(query.to(tl.float32), axis=1) + tl.sum(odd_query.to(tl.float32), axis=1))
     else:
         query = query.to(TYPE)
+        score_unit = scale
 
     for split in range(tl.program_id(1), splits, tl.num_programs(1)):
         begin = first + split * each
@@ -152,10 +153,9 @@ def paged_attention_kernel(
             k = tl.load(k_words + at, mask=fits, other=UNSEEN)
             if CAPPED:
                 # c · tanh x = c · (2σ(2x) − 1)
-                scores = softcap * (2.0 * tl.sigmoid(scores * (2.0 * scale / softcap)) - 1.0)
-                scores *= LOG2E
+                scores = softcap * LOG2E * (2.0 * tl.sigmoid(scores * (2.0 * score_unit / softcap)) - 1.0)
             else:
-                scores *= scale * LOG2E
+                scores *= score_unit * LOG2E
             scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
             weight = tl.exp2(scores - higher[:, None])
@@ -172,9 +172,11 @@ def paged_attention_kernel(
             seen = later
         place = head * MOST_SPLITS + split
         out_at = partial + place[:, None] * HEAD_DIM + channel[None, :]
-        tl.store(out_at, out / total[:, None] - (ZERO_CODE if CODES else 0.0), mask=used)
         if CODES:
-            tl.store(out_at + 1, odd_out / total[:, None] - ZERO_CODE, mask=used)
+            tl.store(out_at, out / (total * UNIT)[:, None] - ZERO_CODE, mask=used)
+            tl.store(out_at + 1, odd_out / (total * UNIT)[:, None] - ZERO_CODE, mask=used)
+        else:
+            tl.store(out_at, out / total[:, None], mask=used)
         tl.store(log_sum + place, top + tl.log2(total), mask=row < GROUP)
 
 
