@@ -61,12 +61,13 @@ def gate(
         backend=backend,
         progress=_Line() if sys.stderr.isatty() else None,
     )
-    word, people = joined(result.verdict.verdict, review_status(artifact))
+    review = review_status(artifact)
+    word = joined(result.verdict.verdict, review.verdict)
     if as_json:
-        final = {"final": word, "people": people}
+        final = {"final": word, "people": review.reason}
         typer.echo(json.dumps({**result.details, **final}, indent=1, ensure_ascii=False))
     else:
-        _show(result, artifact, word, people)
+        _show(result, artifact, word, review.reason)
     return EXIT_CODES[word]
 
 
@@ -78,12 +79,12 @@ def _show(result: GateResult, artifact: Path, word: str, people: str) -> None:
         typer.echo(f"  {rule.outcome:<12} {rule.text}")
     for note in verdict.notes:
         typer.echo(f"  note         {note}")
+    typer.echo(f"{verdict.tally}.")
     isa = f":{cover.isa}" if cover.isa else ""
     typer.echo(f"Covers {cover.backend}{isa}, {cover.compute} compute, {cover.kv_format} KV cache.")
     if verdict.waiver is not None:
         typer.echo(f"Review waived: {verdict.waiver}")
-    if people:
-        typer.echo(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
+    typer.echo(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
     typer.echo(f"Evidence in {result.evidence}. Next: quantkit report {artifact}")
 
 

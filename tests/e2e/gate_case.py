@@ -32,7 +32,8 @@ Damage = Callable[[Weight, "Tensor | QuantizedMatrix"], "Tensor | QuantizedMatri
 
 @dataclass(frozen=True)
 class Case:
-    """The source and its data; `policy` is a file with limits for a model this small."""
+    """The source and its data; `policy` is a file with limits for a model this small. `samples`, `tokens`: of
+    calibration, at most."""
 
     folder: Path
     source: ModelSource
@@ -40,13 +41,19 @@ class Case:
     calibration: Path
     policy: Path
     prompts: Path
+    samples: int = 8
+    tokens: int = 256
 
     @cached_property
     def kv_scales(self) -> dict[str, Tensor]:
         """Calibrated scales of the INT8 cache."""
         self.source.write_tokenizer(self.folder / "tokenizer")
         samples = load_samples(
-            [self.calibration], ChatText(self.folder / "tokenizer"), max_samples=8, max_tokens=256, seed=0
+            [self.calibration],
+            ChatText(self.folder / "tokenizer"),
+            max_samples=self.samples,
+            max_tokens=self.tokens,
+            seed=0,
         )
         seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_range()
         return {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}

@@ -10,11 +10,16 @@ from quantkit.build.context import Context, Outline
 from quantkit.build.estimate import Cost, Sizes, kv_bytes_per_token
 from quantkit.build.progress import Progress
 from quantkit.build.stage import EVIDENCE, PAYLOAD, Facts, Inputs, Stage
+from quantkit.gate.generate import SEQUENCES
 from quantkit.gate.policy import load_policy
-from quantkit.gate.run import MAX_TOKENS, run_gate
+from quantkit.gate.run import MAX_TOKENS, MAX_WINDOW, run_gate
 
 _RUNS = 4
 """Baseline, artifact and the rungs they are compared with."""
+_ANSWER_RUNS = 3
+"""Both models' answers, and the artifact along the baseline's."""
+_PROMPT_TOKENS = 128
+"""Of one prompt, about; of answers half the limit is used."""
 
 
 def _inputs(context: Context) -> Inputs:
@@ -53,19 +58,24 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
     return {
         "verdict": result.verdict.verdict,
         "exit_code": result.exit_code,
-        "rules": [rule.text for rule in result.verdict.deciding],
+        "rules": [*(rule.text for rule in result.verdict.deciding), result.verdict.tally],
         "notes": list(result.verdict.notes),
     }
 
 
 def _cost(outline: Outline) -> Cost:
-    sizes, section = Sizes.of(outline.program), outline.loaded.recipe.gate
-    whole = (sizes.units + sizes.head) * sizes.item + sizes.table * sizes.item
+    """Whole models and their caches are mapped from disk; the baseline's boundary between two layers is held."""
+    program, section = outline.program, outline.loaded.recipe.gate
+    sizes = Sizes.of(program)
+    held_out = min(MAX_TOKENS, section.max_samples * MAX_WINDOW)
+    answers = section.max_prompts * (_PROMPT_TOKENS + section.max_new_tokens // 2) if section.prompts else 0
+    whole = (sizes.units + sizes.head + sizes.table) * sizes.item
     return Cost(
-        memory_bytes=whole
-        + 4 * 128 * outline.program.vocab_size * 4
-        + kv_bytes_per_token(outline.program, "FP32") * 2560,
-        multiply_adds=_RUNS * min(MAX_TOKENS, section.max_samples * 512) * (sizes.units + sizes.head),
+        disk_bytes=whole + kv_bytes_per_token(program, "FP32") * SEQUENCES * (_PROMPT_TOKENS + section.max_new_tokens),
+        memory_bytes=(sizes.head + sizes.table + 2 * sizes.layer) * sizes.item
+        + 4 * 128 * program.vocab_size * 4
+        + 4 * held_out * sizes.hidden * 4,
+        multiply_adds=(_RUNS * held_out + _ANSWER_RUNS * answers) * (sizes.units + sizes.head),
     )
 
 
