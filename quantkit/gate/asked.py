@@ -51,7 +51,8 @@ def asked_of(
     written = record.get("recipe_file")
     base = Path(written).absolute().parent if isinstance(written, str) else here
     known_data = gate.get("data") or _DATA
-    known_prompts = gate["prompts"] if isinstance(gate.get("prompts"), list) else _PROMPTS
+    listed = gate.get("prompts")
+    known_prompts = listed if isinstance(listed, list) and all(isinstance(text, str) for text in listed) else _PROMPTS
     known_calibration = (recipe.get("calibration") or {}).get("data") or ()
     return Asked(
         source=str(artifact.manifest.source.get("location", "")),

@@ -1,4 +1,16 @@
-"""What was measured as plain data for `gate.json`: variants, domains, the worst items in words."""
+"""What was measured as plain data for `gate.json`.
+
+payload_digest, source, policy, seconds
+verdict    verdict, tokens (outcome before review), policy, policy_class, coverage, notes, waiver,
+           rules: name, section (tokens | answers | structure | audit), outcome (pass | fail | inconclusive |
+           unproven | unmeasurable), value, low, high, limit, side (upper | lower | within), share_of, text
+data       the held-out text, see `data_table`
+variants   noise floor, artifact and rungs against the baseline, see `metrics.Summary`
+domains    kind (language | category | format), value, mean_kl with interval, ladder, ..., see `domain_rows`
+answers    None without prompts, else scores, rows and lengths, see `answers_table`; texts are in `answers.jsonl`
+audit      weights and cache scales, see `audit.audit_table`
+worst      windows of held-out text in words, see `worst_items`
+"""
 
 from __future__ import annotations
 
