@@ -20,6 +20,7 @@ from quantkit.build.pipeline import STAGES
 from quantkit.build.place import check_place, place
 from quantkit.build.progress import Progress
 from quantkit.build.stage import EVIDENCE, PAYLOAD, Inputs, Stage, stage_keys
+from quantkit.build.stages.allocate import SEARCH, search_data
 from quantkit.build.store import Store, stage_cost, stage_facts
 from quantkit.errors import CheckpointError
 from quantkit.gate.verdict import EXIT_CODES
@@ -90,18 +91,20 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         record = _record(context, runs, started, time.monotonic() - begun)
         folders = {stage.name: store.folder_of(stage.name, keys[stage.name][0]) for stage in STAGES}
         with disk_full_explained("placing the artifact", store.folder, 0):
-            artifact = place(folders["package"], folders["gate"], record, out)
+            records = {"run.json": record, SEARCH: search_data(folders["allocate"])}
+            artifact = place(folders["package"], folders["gate"], records, out)
             if (out / EVIDENCE / ANSWERS).exists():
                 open_sample(out)
             report = write_report(out)
     judged = next(run for run in runs if run.name == "gate").facts
-    verdict, people = joined(judged["verdict"], review_status(out))
+    review = review_status(out)
+    verdict = joined(judged["verdict"], review.verdict)
     return Built(
         folder=out,
         payload_digest=artifact.payload_digest,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        rules=(*judged["rules"], *([f"people: {people}"] if people else [])),
+        rules=(*judged["rules"], f"people: {review.reason}"),
         source_bytes=artifact.source_weight_bytes,
         weight_bytes=artifact.weight_bytes,
         report=report,

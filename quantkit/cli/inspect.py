@@ -43,7 +43,7 @@ def _facts(opened: Artifact) -> dict[str, Any]:
     judged = None if standing.verdict == "none" else json.loads((opened.folder / VERDICT).read_text(encoding="utf-8"))
     if judged is not None:
         review = review_status(opened.folder)
-        final, _ = joined(judged["verdict"], review)
+        final = joined(judged["verdict"], review.verdict)
         judged |= {"gate": judged["verdict"], "verdict": final, "review": review.reason}
     return {
         "artifact": str(opened.folder),

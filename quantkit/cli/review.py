@@ -158,7 +158,7 @@ def _text(found: Status, artifact: Path) -> str:
         lines.append(f"  agreement    Krippendorff's alpha {tally.alpha:.2f}")
     lines += [f"  note         {note}" for note in tally.notes]
     if found.set_aside:
-        lines.append(f"  note         {found.set_aside} earlier reviews of this payload were set aside (--redraw)")
+        lines.append(f"  note         earlier reviews of this payload set aside (--redraw): {found.set_aside}")
     if found.verdict == "pending-review":
         what = f"sign {artifact} --reviewer NAME" if tally.decision == "accept" else str(artifact)
         lines.append(f"Next: quantkit review {what}")

@@ -128,18 +128,28 @@ def _by_stages(sample: Sample, rated: set[str], defects: set[str], others: set[s
         inside = {item.answer.id for item in sample.random(number)}
         found, open_items = len(inside & defects), inside - rated
         if found >= stage.reject:
-            return "reject", f"{found} major regressions; the plan rejects at {stage.reject}", number
+            return "reject", f"{_counted(found, 'major regression')}; the plan rejects at {stage.reject}", number
         missing = sample.missing(number)
         if missing and not open_items | (others - rated):
             have = "the only prompt is" if sample.prompts == 1 else f"all {sample.prompts} prompts are"
-            why = f"{have} judged and the plan needs {sample.plan.needed(number)}: {missing} more prompts are needed"
+            why = (
+                f"{have} judged and the plan needs {sample.plan.needed(number)}: {_counted(missing, 'prompt')} missing"
+            )
             return "continue", why, number
         if open_items or missing:
-            return "continue", f"{len(open_items | (others - rated))} more pairs to look at", number
+            return "continue", f"{_counted(len(open_items | (others - rated)), 'pair')} to look at", number
         if found <= stage.accept and others - rated:
-            return "continue", f"{len(others - rated)} more of the worst and critical answers to look at", number
+            return (
+                "continue",
+                f"{_counted(len(others - rated), 'pair')} of the worst and critical ones to look at",
+                number,
+            )
         if found <= stage.accept:
-            return "accept", f"{found} major regressions in {len(inside)}; the plan accepts at {stage.accept}", number
+            return (
+                "accept",
+                f"{_counted(found, 'major regression')} in {len(inside)}; the plan accepts at {stage.accept}",
+                number,
+            )
     raise RuntimeError("a plan's last stage leaves nothing undecided")
 
 
@@ -182,10 +192,14 @@ def _notes(sample: Sample, record: Record, reviewers: Sequence[Reviewer]) -> tup
     undone = [lines[line["retracts"]] for line in record.chain.lines if line["kind"] == "retraction"]
     grave = sum(line["outcome"] == "worse" and line["severity"] in ("major", "critical") for line in undone)
     if grave:
-        notes.append(f"{grave} major or critical judgements were undone; the record keeps them")
+        notes.append(f"{_counted(grave, 'major or critical judgement')} undone; the record keeps what was said")
     for number in range(len(sample.plan.stages)):
         if sample.missing(number):
             needs = "the plan needs" if number == 0 else f"stage {number + 1} would need"
-            missing = f"{sample.missing(number)} are missing"
+            missing = f"{sample.missing(number)} missing"
             notes.append(f"{needs} {sample.plan.needed(number)} prompts; the gate answered {sample.prompts}: {missing}")
     return tuple(notes)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -62,6 +62,7 @@ class Status:
             "verdict": self.verdict,
             "reason": self.reason,
             "plan": self.sample.plan.as_dict() if self.sample else None,
+            "plan_text": str(self.sample.plan) if self.sample else None,
             "operating_curve": self.sample.plan.operating_curve() if self.sample else None,
             "tally": self.tally.as_dict() if self.tally else None,
             "record": _lines(self.record) if self.record else None,
@@ -91,14 +92,10 @@ def review_status(artifact: Path | str, *, today: date | None = None) -> Status:
     return Status(digest, verdict, reason, sample, record, found, signoff, waiver, _aside(place))
 
 
-def joined(gate: str, status: Status) -> tuple[str, str]:
-    """The gate's verdict with what people say in it, and their reason where it is theirs (else empty).
-
-    People decide where the gate left it to them (pending-review); their reject outweighs a pass.
-    """
-    if gate == "pending-review" or (gate == "pass" and status.verdict == "fail"):
-        return status.verdict, status.reason
-    return gate, ""
+def joined(gate: str, people: str) -> str:
+    """The gate's verdict and people's in one: people decide where the gate left it to them (pending-review), and their
+    reject outweighs a pass."""
+    return people if gate == "pending-review" or (gate == "pass" and people == "fail") else gate
 
 
 def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
