@@ -24,8 +24,8 @@ TITLES = {
     "not judged": "Not judged",
 }
 MEANINGS = {
-    "pass": "Every rule holds with its whole interval, and the review by people was waived.",
-    "fail": "At least one rule is broken with its whole interval.",
+    "pass": "Every rule holds with its whole interval, and people accepted the answers or their look was waived.",
+    "fail": "At least one rule is broken with its whole interval, or people rejected the answers.",
     "inconclusive": "No rule is surely broken, but at least one interval straddles its limit: more data would decide.",
     "pending-review": "Every token rule holds. People have yet to look at real answers.",
     "not judged": "There is no gate evidence about this payload: run quantkit gate.",
@@ -77,6 +77,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, finalize=visible, undefined=StrictUndefined, trim_blocks=True
     )
     made.filters |= {
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "bytes": lambda n: f"{n / 1e6:,.1f} MB" if n >= 1_000_000 else f"{n / 1e3:,.1f} kB",
         "grouped": lambda n: f"{n:,}",
         "figure": lambda x, digits=4: f"{x:.{digits}g}",
@@ -86,7 +87,7 @@ def _environment() -> Environment:
         "signs": signs,
     }
     made.globals |= {
-        name: getattr(marks, name) for name in ("axis", "forest", "quantiles", "share", "stacked", "swatch")
+        name: getattr(marks, name) for name in ("axis", "curve", "forest", "quantiles", "share", "stacked", "swatch")
     }
     return made
 

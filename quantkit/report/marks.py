@@ -6,6 +6,7 @@ Everything in a mark is a number or a word of ours; what is not is escaped (`Mar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,37 @@ def stacked(amounts: Sequence[int], total: int) -> Markup:
         parts.append(_tag('<rect class="b-{}" x="{:.3f}%" y="0" width="{:.3f}%" height="22"/>', i, x, width))
         x += width
     return _svg(22, f"{sum(amounts):,} of {total:,} bytes", parts)
+
+
+def curve(points: Sequence[Sequence[float]], marked: Sequence[float]) -> Markup:
+    """An operating curve: chance of acceptance (0 to 1, upwards) over the defect rate, which starts at 0.
+
+    marked: rates to drop a line at, each told with the chance there (of the nearest point).
+    """
+    height, last = 134, points[-1][0]
+
+    def x(rate: float) -> float:
+        return 1 + 98 * rate / last
+
+    def y(chance: float) -> float:
+        return 18 + 90 * (1 - chance)
+
+    parts = [_tag('<line class="grid" x1="0" x2="100%" y1="{}" y2="{}"/>', y(v), y(v)) for v in (0.0, 0.5, 1.0)]
+    label = '<text class="tick" x="100%" y="{}" text-anchor="end">{:.0%}</text>'
+    parts += [_tag(label, y(v) - 4, v) for v in (0.5, 1.0)]
+    segment = '<line class="s-artifact w2" x1="{:.2f}%" x2="{:.2f}%" y1="{:.1f}" y2="{:.1f}"/>'
+    parts += [_tag(segment, x(a), x(b), y(p), y(q)) for (a, p), (b, q) in itertools.pairwise(points)]
+    told = []
+    for rate in marked:
+        chance = min(points, key=lambda point: abs(point[0] - rate))[1]
+        parts.append(_tag('<circle class="f-artifact" cx="{:.2f}%" cy="{:.1f}" r="4"/>', x(rate), y(chance)))
+        text = '<text class="tick" x="{:.2f}%" y="{:.1f}" dx="8" dy="-4">{:.0%}</text>'
+        parts.append(_tag(text, x(rate), y(chance), chance))
+        parts.append(
+            _tag('<text class="tick" x="{:.2f}%" y="128" text-anchor="middle">{:.0%} defects</text>', x(rate), rate)
+        )
+        told.append(f"{chance:.0%} at {rate:.0%} defects")
+    return _svg(height, f"chance of acceptance: {', '.join(told)}", parts)
 
 
 def swatch(place: int) -> Markup:

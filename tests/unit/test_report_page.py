@@ -16,6 +16,7 @@ from quantkit.report.escape import shorten, signs, visible
 from quantkit.report.html import render_html
 from quantkit.report.marks import LogScale
 from quantkit.report.model import Bytes, Cell, Memory, Report, Stage
+from quantkit.review.plan import Plan
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -219,6 +220,39 @@ def test_calibration_shows_what_it_covers_beside_the_profile() -> None:
     assert "sql zh (0 of 5)" in shown
     assert "75.0%, 80.0%" in shown
     assert "10 / 20 / 30 ≤ 10 / 20 / 30" in shown
+
+
+def people(text: str = "fine", verdict: str = "pass") -> dict[str, Any]:
+    plan = Plan()
+    reviewer = {"name": text, "judged": 60, "catches": 7, "catches_failed": 1, "repeats": 4, "repeats_alike": 3,
+                "median_seconds": 12.5, "counted": False}  # fmt: skip
+    tally = {"rated": 60, "needed": 60, "identical": 9, "others": 3, "others_needed": 3, "defects": 2,
+             "others_defects": 1, "rate": 2 / 60, "low": 0.004, "high": 0.115, "alpha": 0.71, "notes": [text],
+             "outcomes": {"better": 5, "worse": 7, "tie": 40, "both-bad": 8}, "reviewers": [reviewer]}  # fmt: skip
+    return {"verdict": verdict, "reason": text, "plan_text": str(plan), "operating_curve": plan.operating_curve(),
+            "tally": tally, "record": {"lines": 80, "sha256": "f" * 64}, "set_aside": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_human_section_shows_rate_reviewers_and_the_plans_odds(kind: str) -> None:
+    html = render_html(report(review=people(HOSTILE[kind])))
+    page = Page(html)
+    shown = " ".join(page.text.split())
+    assert "60 of 60 answers are judged, 9 of them word for word the original's" in shown
+    assert "3.3% (0.4% to 11.5%, exact 95 % interval)" in shown
+    assert "(not counted) 60 12.5 s 1 of 7 3 of 4" in shown
+    assert "Krippendorff's α 0.71" in shown
+    assert 'aria-label="chance of acceptance: 94% at 1% defects, 10% at 5% defects"' in html
+    assert {tag for tag, _ in page.tags} <= PLAIN_TAGS | {"circle", "line", "text", "ul", "li", "bdi", "svg"}
+
+
+def test_peoples_word_is_in_the_verdict() -> None:
+    assert report(gate=gate(verdict="pending-review"), review=people(verdict="pass")).verdict == "pass"
+    assert report(gate=gate(verdict="pass"), review=people(verdict="fail")).verdict == "fail"
+    assert report(gate=gate(verdict="fail"), review=people(verdict="pass")).verdict == "fail"
+    assert report(gate=gate(verdict="pending-review"), review=None).verdict == "pending-review"
+    undrawn = people("Nobody has signed") | {"tally": None}
+    assert "no answers were drawn" in render_html(report(review=undrawn))
 
 
 def test_coverage_of_an_artifact_from_an_earlier_release_is_still_shown() -> None:
