@@ -133,11 +133,14 @@ def test_another_source_is_refused(case: Case, sound: Path, tmp_path: Path) -> N
 
 
 def test_the_command_judges_and_exits_by_verdict(case: Case, sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = quantkit(["gate", str(sound), "--data", str(case.held_out), "--policy", str(case.policy), "--json"])
+    given = ["--data", str(case.held_out), "--prompts", str(case.prompts), "--policy", str(case.policy)]
+    code = quantkit(["gate", str(sound), *given, "--max-new-tokens", "6", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert code == 12
     assert found["verdict"]["verdict"] == "pending-review"
     assert found["data"]["conversations"] == 16
+    assert found["answers"]["prompts"] == 4
+    assert max(max(pair) for pair in found["answers"]["lengths"]) == 6
 
 
 def test_the_report_shows_what_was_judged_and_adds_up(sound: Path, judged: GateResult) -> None:
