@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ def check_place(out: Path) -> None:
         raise RecipeError("holds something that is not an artifact", where=str(out), next="Choose another --out")
 
 
-def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -> Artifact:
+def place(packaged: Path, judged: Path, records: Mapping[str, dict[str, Any]], out: Path) -> Artifact:
     """Make `out` hold the payload of stage folder `packaged` and the evidence of `judged`; gives it back opened.
 
-    An artifact that was there before is replaced once the new one is whole; the record that people made
-    about the same payload is carried over.
+    records: what goes into `evidence/run/`, by file name. An artifact that was there before is replaced once the new
+    one is whole; the record that people made about the same payload is carried over.
     """
     check_place(out)
     part = packaged.parent / f".tmp-artifact-{out.name}"
@@ -40,7 +41,8 @@ def place(packaged: Path, judged: Path, run_record: dict[str, Any], out: Path) -
     shutil.copytree(judged / EVIDENCE, part / EVIDENCE)  # copied: `quantkit gate` may write it anew
     digest = open_artifact(part, check="sizes").payload_digest
     (part / EVIDENCE / "run").mkdir(parents=True, exist_ok=True)
-    write_json(part / EVIDENCE / "run" / "run.json", {"payload_digest": digest, **run_record})
+    for name, content in records.items():
+        write_json(part / EVIDENCE / "run" / name, {"payload_digest": digest, **content})
     _carry_over(out, part, digest)
     if out.exists():
         aside = part.with_name(f"{part.name}-whole")
