@@ -82,10 +82,8 @@ function showProgress(found, started) {
   bar.setAttribute("aria-valuemax", found.total);
   bar.setAttribute("aria-valuenow", found.done);
   bar.firstElementChild.style.width = `${found.total ? (100 * found.done) / found.total : 0}%`;
-  $("missing").hidden = !found.missing;
-  $("missing").textContent =
-    `The plan needs ${found.needed} prompts and the gate answered ${found.prompts}: ${found.missing} are missing. ` +
-    "This review can reject, it cannot accept.";
+  $("notice").hidden = !found.notice;
+  $("notice").textContent = found.notice;
 }
 
 function showPair(pair) {

@@ -130,10 +130,23 @@ class Session:
             "total": len(judged),
             "minutes": max(1, round(left * min(pace, 300.0) / 60)) if left else 0,
             "stage": found.stage + 1 if found else 1,
-            "missing": found.missing if found else self._sample.missing(0),
-            "needed": self._sample.plan.needed(found.stage if found else 0),
-            "prompts": self._sample.prompts,
+            "notice": self._notice(found.stage if found else 0, begun=bool(times)),
         }
+
+    def _notice(self, stage: int, *, begun: bool) -> str:
+        """What a reviewer should know about prompts that do not exist: at once, or before they begin."""
+        sample, last = self._sample, len(self._sample.plan.stages) - 1
+        if sample.missing(stage):
+            return (
+                f"The plan needs {sample.plan.needed(stage)} prompts and the gate answered {sample.prompts}: "
+                f"{sample.missing(stage)} are missing. This review can reject, it cannot accept."
+            )
+        if sample.missing(last) and not begun:
+            return (
+                f"A later round, if defects turn up, needs {sample.plan.items} prompts and the gate answered "
+                f"{sample.prompts}. Better run quantkit gate with --max-prompts {sample.plan.items} first."
+            )
+        return ""
 
     def _done(self, kept: Record, found: Tally, *, open_pairs: bool) -> dict[str, Any]:
         """The last page: what the judgements amount to."""

@@ -228,8 +228,14 @@ def test_a_fixed_reviewer_stays_whatever_the_page_says(packaged: Path, tmp_path:
 def test_missing_prompts_are_told_from_the_first_page_on(packaged: Path, tmp_path: Path) -> None:
     artifact = copy_of(packaged, tmp_path / "artifact")
     write_answers(artifact, answers(4))
-    progress = Session(artifact, open_sample(artifact)).state("")["progress"]
-    assert (progress["missing"], progress["needed"], progress["prompts"]) == (2, 6, 4)
+    notice = Session(artifact, open_sample(artifact)).state("")["progress"]["notice"]
+    assert notice.startswith("The plan needs 6 prompts and the gate answered 4: 2 are missing.")
+    write_answers(artifact, answers(9))
+    session = Session(artifact, open_sample(artifact))
+    found = session.state("Ann")
+    assert "Better run quantkit gate with --max-prompts 12 first" in found["progress"]["notice"]
+    session.judge("Ann", Said(found["pair"]["id"], "tie"))
+    assert session.state("Ann")["progress"]["notice"] == ""
 
 
 def test_a_taken_port_is_a_clear_error(client: Client) -> None:
