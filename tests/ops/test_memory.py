@@ -64,6 +64,18 @@ def test_a_spill_is_zeroed_aligned_and_no_anonymous_memory(tmp_path: Path) -> No
     assert spill.tensor(0, 4, dtype=torch.float16).shape == (0, 4)
 
 
+def test_many_spilled_tensors_share_few_file_descriptors(tmp_path: Path) -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    spill, before = cpu.Spill(tmp_path), opened()
+    tensors = [spill.tensor(1 << 15, dtype=torch.uint8).fill_(i % 250) for i in range(2000)]
+    assert opened() - before < 8
+    assert all(t.data_ptr() % 64 == 0 and bool((t == i % 250).all()) for i, t in enumerate(tensors))
+    del spill
+    assert bool((tensors[1999] == 249).all())  # a tensor keeps its memory
+
+
 def test_a_spilled_matrix_is_packed_alike(tmp_path: Path) -> None:
     codes = torch.randint(-8, 8, (70, 128), dtype=torch.int8)
     scale, zero = torch.rand(70, 2) + 0.1, torch.randint(-8, 8, (70, 2), dtype=torch.int8)

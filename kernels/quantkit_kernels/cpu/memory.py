@@ -74,21 +74,33 @@ class Spill:
     """Tensors in a file of `folder` that has no name: shared mappings, which the kernel may write out and drop.
 
     For models that are run once and shall not count as anonymous memory. The disk's blocks are freed with the last
-    tensor, whatever ends the process. OSError when the disk has no room.
+    tensor, whatever ends the process. Mappings double in size up to 1 GiB and are shared by tensors: each holds a file
+    descriptor, of which there are few. OSError when the disk has no room.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(prefix="quantkit-spill-", dir=folder)  # noqa: SIM115 - lives as long as we
         self._end = 0
+        self._region: mmap.mmap | None = None
+        self._used = self._size = 0
+        self._next = _CHUNK
 
     def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A contiguous CPU tensor of its own, zeroed, in the file."""
+        """A contiguous CPU tensor of its own, zeroed, 64-byte aligned, in the file."""
         size = torch.Size(shape)
         nbytes = size.numel() * dtype.itemsize
         if not nbytes:
             return torch.empty(size, dtype=dtype)
-        length = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if self._region is None or self._used + nbytes > self._size:
+            self._map(nbytes)
+        piece = torch.frombuffer(self._region, dtype=torch.uint8, count=nbytes, offset=self._used)
+        self._used += -(-nbytes // _ALIGN) * _ALIGN
+        return piece.view(dtype).view(size)
+
+    def _map(self, nbytes: int) -> None:
+        """Another region of at least `nbytes` behind those there are."""
+        length = -(-max(nbytes, self._next) // _HUGE) * _HUGE
         os.posix_fallocate(self._file.fileno(), self._end, length)  # a full disk is an error now, not a SIGBUS later
-        region = mmap.mmap(self._file.fileno(), length, flags=mmap.MAP_SHARED, offset=self._end)
+        self._region = mmap.mmap(self._file.fileno(), length, flags=mmap.MAP_SHARED, offset=self._end)
         self._end += length
-        return torch.frombuffer(region, dtype=torch.uint8, count=nbytes).view(dtype).view(size)
+        self._used, self._size, self._next = 0, length, min(2 * self._next, 1 << 30)
