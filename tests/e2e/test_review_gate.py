@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quantkit.artifact.people import FOLDER
+from quantkit.artifact.read import open_artifact
 from quantkit.cli.app import run as quantkit
+from quantkit.report import gather
 from quantkit.review.plan import Plan, Stage
 from quantkit.review.record import judge
+from quantkit.review.sample import read_sample
 from quantkit.review.status import open_sample
 from quantkit.runtime.admission import NotAdmitted
 from quantkit.runtime.load import EngineOptions, load_artifact
@@ -77,3 +81,27 @@ def test_rejected_and_signed_it_fails_and_is_not_served(case: Case, judged: Path
     assert quantkit(["review", "sign", str(artifact), "--reviewer", "Ann"]) == 10
     with pytest.raises(NotAdmitted, match="people rejected it: signed by Ann"):
         load_artifact(artifact, EngineOptions(threads=1))
+
+
+@pytest.mark.slow
+def test_a_build_readies_the_sample_and_a_second_one_passes_once_people_signed(case: Case, tmp_path: Path) -> None:
+    plan = {"stages": [{"items": 3, "accept": 0, "reject": 1}], "worst": 0, "critical": 0}
+    content = {
+        "version": 1,
+        "name": "tiny",
+        "model": {"source": case.source.location},
+        "calibration": {"data": [str(case.calibration)], "max_samples": 8, "max_tokens": 128},
+        "quantization": {"schemes": ["W8A16"], "budget_bits": 10.0, "method": "rtn", "sensitivity": "weight"},
+        "gate": {"data": [str(case.held_out)], "prompts": [str(case.prompts)], "policy": str(case.policy)},
+    }
+    content["gate"]["review"] = {"plan": plan}  # type: ignore[index]
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
+    recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
+    assert quantkit(["build", str(recipe), "--out", str(out)]) == 12
+    sample = read_sample(out / FOLDER, open_artifact(out, check="sizes").payload_digest)
+    assert sample is not None
+    assert [stage.items for stage in sample.plan.stages] == [3]
+    rate(out / FOLDER, sample)
+    assert quantkit(["review", "sign", str(out), "--reviewer", "Ann"]) == 0
+    assert quantkit(["build", str(recipe), "--out", str(out)]) == 0
+    assert gather(out).verdict == "pass"
