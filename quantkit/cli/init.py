@@ -27,10 +27,23 @@ def init(
     text = template_text(template, source)
     if path.exists() and not force:
         raise RecipeError("there already is such a file", where=str(path), next="Choose another name, or --force")
+    text, fitted = _fitted(text, source, path.resolve().parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RecipeError(f"cannot be written: {error.strerror}", where=str(path)) from None
     todo = "" if source else f"set model.source in {path}, then "
-    typer.echo(f"Wrote {path} (template {template}). Next: {todo}quantkit plan {path}")
+    typer.echo(f"Wrote {path} (template {template}{fitted}). Next: {todo}quantkit plan {path}")
+
+
+def _fitted(text: str, source: str | None, base: Path) -> tuple[str, str]:
+    """The template with a 4-bit group size that divides the model's channels, and words that say so."""
+    if source is None or "W4A16_G128" not in text:
+        return text, ""
+    from quantkit.build.fitting import fitting_group
+
+    size = fitting_group(source, base)
+    if size in (None, 128):
+        return text, ""
+    return text.replace("W4A16_G128", f"W4A16_G{size}"), f"; 4-bit groups of {size}, since 128 does not divide here"

@@ -25,6 +25,12 @@ class NotAdmitted(QuantkitError):
     exit_code = 10
 
 
+class NotCovered(NotAdmitted):
+    """No verdict speaks for this machine, neither for nor against the artifact."""
+
+    exit_code = 3
+
+
 @dataclass(frozen=True)
 class Standing:
     """What is known of an artifact. `verdict`: pass, fail, inconclusive, pending-review, or none.
@@ -41,9 +47,10 @@ class Standing:
         return self.verdict != "none" and all(self.coverage.get(name) == target[name] for name in _COVERED)
 
     def admit(self, target: Mapping[str, str], *, accept_ungated: bool, where: str) -> None:
-        """NotAdmitted unless the artifact may serve on `target` (see `target_of`).
+        """Raises unless the artifact may serve on `target` (see `target_of`).
 
-        A failed artifact is never served; one without a verdict on this target only with `accept_ungated`.
+        A failed artifact is never served (NotAdmitted); one without a verdict on this target only with
+        `accept_ungated` (else NotCovered).
         """
         if self.verdict == "fail":
             broken = [rule.get("text") or rule.get("name") for rule in self.rules if rule.get("outcome") == "fail"]
@@ -57,7 +64,7 @@ class Standing:
         here = " ".join(target[name] for name in _COVERED)
         about = " ".join(self.coverage.get(name, "?") for name in _COVERED)
         what = "no verdict" if self.verdict == "none" else f"the verdict covers {about}, not"
-        raise NotAdmitted(
+        raise NotCovered(
             f"{what} {here}" if self.coverage else f"no gate verdict covers {here}",
             where=where,
             next="Run `quantkit gate` here, or pass --accept-ungated",

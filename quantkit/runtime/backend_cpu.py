@@ -26,6 +26,7 @@ def can_run(program: Program) -> tuple[bool, str]:
     usable, reason = cpu.available()
     if not usable:
         return False, reason
+    instruction_set()  # says what is wrong with QUANTKIT_CPU_ISA, if anything is
     for node in program.nodes:
         usable, reason = can_implement(node.op, "cpu")
         if not usable:

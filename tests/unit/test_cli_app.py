@@ -76,6 +76,18 @@ def test_init_writes_a_recipe_that_plan_would_read_and_never_overwrites(
     assert "chat, rag, code, minimal" in capsys.readouterr().err
 
 
+def test_init_takes_a_group_size_that_divides_the_models_channels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(tmp_path, "llama")
+    config = tmp_path / "source" / "config.json"
+    shape = {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **shape}))
+    assert run(["init", str(tmp_path / "new.yaml"), "--template", "chat", "--source", str(tmp_path / "source")]) == 0
+    assert load_recipe(tmp_path / "new.yaml").recipe.quantization.schemes == ["W8A16", "W4A16_G64"]
+    assert "4-bit groups of 64, since 128 does not divide here" in capsys.readouterr().out
+
+
 def test_schema_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "quantkit recipe"
