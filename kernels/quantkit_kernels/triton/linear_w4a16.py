@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quantkit_kernels.triton.codes import codes_int4
+from quantkit_kernels.triton.codes import UNIT, codes_int4, offset_int4
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 from quantkit_kernels.triton.tiles import linear_grid, linear_signature
 
@@ -57,7 +57,7 @@ def linear_w4a16_few(
             group_scale = tl.load(scale + group * n, mask=inside, other=0.0).to(tl.float32)
             offset = None
             if zero is not None:
-                offset = tl.load(zero + group * n, mask=inside, other=0.0)[:, None]
+                offset = offset_int4(tl.load(zero + group * n, mask=inside, other=0.0))[:, None]
             part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
             for i in tl.static_range(group * GROUP // 32, (group + 1) * GROUP // 32):
                 wanted = live if WHOLE_BLOCKS else live & (block * 128 + i * 32 + column < k)[None, :]
@@ -68,6 +68,7 @@ def linear_w4a16_few(
         scale += (128 // GROUP) * n
         if zero is not None:
             zero += (128 // GROUP) * n
+    total *= UNIT
     if bias is not None:
         total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=live & inside[None, :])
@@ -108,7 +109,7 @@ def linear_w4a16_many(
             group_scale = tl.load(scale + group * n, mask=inside, other=0.0).to(tl.float32)
             offset = None
             if zero is not None:
-                offset = tl.load(zero + group * n, mask=inside, other=0.0)[:, None]
+                offset = offset_int4(tl.load(zero + group * n, mask=inside, other=0.0))[:, None]
             part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
             for i in tl.static_range(group * GROUP // 32, (group + 1) * GROUP // 32):
                 wanted = live if WHOLE_BLOCKS else live & (block * 128 + i * 32 + column < k)[:, None]
@@ -119,6 +120,7 @@ def linear_w4a16_many(
         scale += (128 // GROUP) * n
         if zero is not None:
             zero += (128 // GROUP) * n
+    total *= UNIT
     if bias is not None:
         total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[:, None]
     target = out + row.to(tl.int64)[None, :] * n + at[:, None]

@@ -11,7 +11,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from quantkit_kernels.triton.codes import codes_int8
+from quantkit_kernels.triton.codes import UNIT, codes_int8
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 from quantkit_kernels.triton.tiles import linear_grid, linear_signature
 
@@ -49,7 +49,7 @@ def linear_w8a16_few(
                 total = tl.dot(tl.load(x + first, mask=wanted, other=0.0), codes_int8(packed, i).T, total)
         words += 32
         x += 128
-    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[None, :] * UNIT
     if bias is not None:
         total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=live & inside[None, :])
@@ -88,7 +88,7 @@ def linear_w8a16_many(
                 total = tl.dot(codes_int8(packed, i), tl.load(x + first, mask=wanted, other=0.0), total)
         words += 32
         x += 128
-    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[:, None]
+    total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[:, None] * UNIT
     if bias is not None:
         total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[:, None]
     target = out + row.to(tl.int64)[None, :] * n + at[:, None]
