@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +110,8 @@ def answer_of(found: Mapping[str, Any], where: str) -> Answer:
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not an answer ({error!r})"[:300], where=where, next=_NEXT) from None
-    if not answer.messages or not divergence >= 0:
-        raise CheckpointError("an answer without a prompt, or with a divergence below 0", where=where, next=_NEXT)
+    if not answer.messages or not 0 <= divergence < math.inf:
+        raise CheckpointError("an answer without a prompt, or with a divergence that is none", where=where, next=_NEXT)
     return answer
 
 

@@ -238,7 +238,8 @@ def _record(chain: Chain, sample: Sample, where: str) -> Record:
                 raise CheckpointError("judges a pair that this reviewer had judged already", where=at, next=_ANEW)
             standing[one.n] = one
         elif line.get("kind") == "retraction":
-            retracted = standing.pop(line.get("retracts", 0), None)
+            which = line.get("retracts")
+            retracted = standing.pop(which, None) if isinstance(which, int) else None
             if retracted is None or retracted.reviewer != line.get("reviewer"):
                 raise CheckpointError("retracts what does not stand", where=at, next=_ANEW)
         else:

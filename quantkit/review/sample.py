@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from quantkit.artifact.people import SAMPLE, sample_id
-from quantkit.errors import CheckpointError
+from quantkit.errors import CheckpointError, RecipeError
 from quantkit.gate.evidence import read_evidence, write_evidence
 from quantkit.review.answers import Answer, answer_of
 from quantkit.review.plan import Plan
 
 Kind = Literal["pair", "catch", "repeat"]
+KINDS: tuple[Kind, ...] = ("pair", "catch", "repeat")
 T = TypeVar("T")
 _APART = 5
 """Showings between a pair and its repeat at least, where there are as many."""
@@ -143,16 +144,36 @@ def read_sample(folder: Path, payload_digest: str) -> Sample | None:
             for one in found["items"]
         }
         showings = tuple(Showing(**one) for one in found["showings"])
-        if any(showing.item not in answers for showing in showings):
-            raise ValueError("it shows an answer that it does not hold")
         extra = {key: one for key, one in answers.items() if key not in items}
         plan, prompts, seed = Plan.of(found["plan"]), int(found["prompts"]), int(found["seed"])
         drawn_from = str(found["drawn_from"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        _require_form(items, answers, showings, plan)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecipeError) as error:
         raise CheckpointError(
             f"not a sample ({error!r})"[:300], where=str(path), next="Start over: quantkit review ARTIFACT --redraw"
         ) from None
     return Sample(sample_id(folder), payload_digest, drawn_from, seed, plan, prompts, items, extra, showings)
+
+
+def _require_form(
+    items: Mapping[str, Item], answers: Mapping[str, Answer], showings: Sequence[Showing], plan: Plan
+) -> None:
+    """ValueError for names, stages or kinds that no drawing gives."""
+    stages = range(len(plan.stages))
+    if any(key != answer.id for key, answer in answers.items()):
+        raise ValueError("an answer goes by another name")
+    if any(
+        item.stage is not None and not (type(item.stage) is int and item.stage in stages) for item in items.values()
+    ):
+        raise ValueError("an item is in no stage of the plan")
+    if any(showing.item not in answers or showing.kind not in KINDS for showing in showings):
+        raise ValueError("it shows what it does not hold")
+    if any(showing.kind != "catch" and showing.item not in items for showing in showings):
+        raise ValueError("it shows a pair outside of the sample")
+    if any(type(showing.stage) is not int or not isinstance(showing.id, str) for showing in showings):
+        raise ValueError("a showing has no stage or name")
+    if len({showing.id for showing in showings}) != len(showings):
+        raise ValueError("two showings go by one name")
 
 
 def _content(sample: Sample) -> dict[str, Any]:

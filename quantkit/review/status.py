@@ -148,11 +148,13 @@ def check_draw(artifact: Path | str, sample: Sample) -> bool:
 def sign(artifact: Path | str, reviewer: str) -> Signoff:
     """Sign what the record amounts to: `evidence/review/signoff.json`, which binds payload, sample and record.
 
+    Every byte of the payload is checked first: what is signed is what was judged.
     Raises NotDecided (exit 12) while the plan asks for more, CheckpointError for a damaged record.
     """
     check_reviewer(reviewer)
     folder = Path(artifact)
     place = folder / people.FOLDER
+    open_artifact(folder, check="full")
     open_sample(folder)
     with locked(place):
         status = review_status(folder)
