@@ -32,10 +32,9 @@ def codes_int4(words, offset, PLANE: tl.constexpr):
     offset: float16 `[R, 1]`, as `offset_int4` makes it, or None for symmetric codes. Odd planes leave the code four
     bits higher and divide by 16 in the instruction that takes the offset off, which saves every second shift.
     """
-    if PLANE % 2 == 0:
-        raw = raw_columns(words, 4 * PLANE, 0xF)
-    else:
-        raw = raw_columns(words, 4 * PLANE - 4, 0xF0) * 0.0625
+    raw = raw_columns(words, 8 * (PLANE // 2), 0xF0 if PLANE % 2 else 0xF)
+    if PLANE % 2:
+        raw *= 0.0625
     return raw - 8.0 * _ULP if offset is None else raw - offset
 
 
