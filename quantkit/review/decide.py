@@ -10,7 +10,7 @@ from typing import Any
 
 from quantkit.review.agreement import exact_interval, nominal_alpha
 from quantkit.review.plan import Decision
-from quantkit.review.record import Judgement, Record
+from quantkit.review.record import OUTCOMES, Judgement, Record
 from quantkit.review.sample import Sample
 
 _READ_S = 2.0
@@ -64,11 +64,6 @@ class Tally:
     reviewers: tuple[Reviewer, ...]
     notes: tuple[str, ...] = field(default=())
 
-    @property
-    def left(self) -> int:
-        """Pairs to be looked at before this stage can be decided, those included that the gate has no prompts for."""
-        return self.needed - self.rated + self.others_needed - self.others
-
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
@@ -115,7 +110,7 @@ def tally(sample: Sample, record: Record) -> Tally:
         rate=found / seen if seen else 0.0,
         low=low,
         high=high,
-        outcomes={outcome: outcomes.count(outcome) for outcome in ("better", "worse", "tie", "both-bad")},
+        outcomes={outcome: outcomes.count(outcome) for outcome in OUTCOMES},
         alpha=nominal_alpha([one.outcome for one in judged] for judged in pairs.values()),
         reviewers=reviewers,
         notes=_notes(sample, record, reviewers),

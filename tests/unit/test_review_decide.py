@@ -45,7 +45,7 @@ def test_no_defect_in_the_first_stage_accepts_once_worst_and_critical_are_seen_t
     assert told(tmp_path, sample).decision == "continue"
     judge(tmp_path, sample, "Ann", say(sample, last_pair, "tie"), T0)
     found = told(tmp_path, sample)
-    assert (found.decision, found.rated, found.left) == ("accept", 6, 0)
+    assert (found.decision, found.rated, found.others) == ("accept", 6, found.others_needed)
     assert found.reason == "0 major regressions in 6; the plan accepts at 0"
     assert found.high == pytest.approx(1 - 0.025 ** (1 / 6))
 
@@ -123,7 +123,7 @@ def test_too_few_prompts_never_accept_and_say_how_many_are_missing(tmp_path: Pat
     sample = make(tmp_path, 4)
     rate(tmp_path, sample, stages=2)
     found = told(tmp_path, sample)
-    assert (found.decision, found.rated, found.missing, found.left) == ("continue", 4, 2, 2)
+    assert (found.decision, found.rated, found.missing) == ("continue", 4, 2)
     assert found.reason == "all 4 prompts are judged and the plan needs 6: 2 prompts missing"
     assert found.notes[-2:] == (
         "the plan needs 6 prompts; the gate answered 4: 2 missing",
