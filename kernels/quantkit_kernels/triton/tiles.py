@@ -34,7 +34,7 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
             **{name: None for name, type_ in pointers.items() if type_ is None},
             **constants,
             "WHOLE_BLOCKS": k % 128 == 0,
-            "BLOCK_M": 64 if many else FEW_ROWS,
+            "BLOCK_M": FEW_ROWS if not many else 32 if facts["group_size"] == 32 else 64,  # 64 spills on sm_120
             "BLOCK_N": block_n,
             "STAGES": stages,
         },
