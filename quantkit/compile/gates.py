@@ -1,0 +1,114 @@
+"""Static gates: every kernel on every target, compiled and read, as a table that is kept in a file.
+
+A change to a kernel that spills registers, loses 16-byte loads or grows its main loop moves a line of the table
+(`kernels/benchmarks/sass_table.json`), which a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quantkit.compile.aot import specialisation, versions
+from quantkit.compile.cache import key_of, read_kernel
+from quantkit.compile.crew import Job, compile_all
+from quantkit.compile.sass import read_code
+from quantkit.compile.targets import TARGETS, capability
+from quantkit_kernels.triton import Fact, kernels
+
+_COMMON: dict[str, Fact] = {"phase": "decode", "rows": "few", "dtype": "fp16"}
+_LINEAR: dict[str, Fact] = {"op": "linear", "n": 4096, "k": 4096, "bias": False, "scale": "bf16", "symmetric": True}
+_HEADS: dict[str, Fact] = {"num_heads": 32, "num_kv_heads": 8, "cache": "INT8", "block_size": 16}
+_ROPE: dict[str, Fact] = {"op": "qk_norm_rope_kv_write", **_HEADS, "eps": 1e-6, "offset": 0.0}
+_ATTENTION: dict[str, Fact] = {"op": "paged_attention", **_HEADS, "scale": 0.125, "softcap": 0.0, "window": 0}
+BLOCK_K = 128
+"""Columns that one turn of a linear kernel's main loop takes."""
+
+
+def _linear_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
+    for rows in ("few", "many"):
+        for group, symmetric in ((g, s) for g in (32, 64, 128) for s in (True, False)):
+            name = f"g{group}{'' if symmetric else ' asymmetric'}"
+            facts = {**_LINEAR, "rows": rows, "bits": 4, "group_size": group, "symmetric": symmetric}
+            yield f"linear_w4a16_{rows}", name, facts
+        yield f"linear_w4a16_{rows}", "g64 K=576 bias", {
+            **_LINEAR, "rows": rows, "bits": 4, "group_size": 64, "n": 1536, "k": 576, "bias": True,
+        }  # fmt: skip
+        yield f"linear_w8a16_{rows}", "", {**_LINEAR, "rows": rows, "bits": 8, "group_size": 0}
+
+
+def _other_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
+    for op in ("rms_norm", "add_rms_norm"):
+        yield op, "2048", {"op": op, "width": 2048, "eps": 1e-6, "offset": 0.0}
+    yield "gated_act", "silu", {"op": "gated_act", "width": 8192, "activation": "silu"}
+    for head_dim in (64, 128):
+        dims: dict[str, Fact] = {"head_dim": head_dim, "rotary_dim": head_dim}
+        yield "qk_norm_rope_kv_write", f"{head_dim} qk-norm", {**_ROPE, **dims, "qk_norm": True}
+        for kernel in ("paged_attention", "paged_attention_reduce"):
+            yield kernel, str(head_dim), {**_ATTENTION, "head_dim": head_dim}
+    yield "qk_norm_rope_kv_write", "128", {**_ROPE, "head_dim": 128, "rotary_dim": 128, "qk_norm": False}
+
+
+CASES: dict[str, tuple[str, dict[str, Fact]]] = {
+    f"{kernel} {name}".strip(): (kernel, {**_COMMON, **facts})
+    for kernel, name, facts in (*_linear_cases(), *_other_cases())
+}
+"""Name -> kernel and facts, over every kernel and what changes its code most."""
+
+
+def measure(
+    cases: Iterable[str], targets: Iterable[str], cache: Path, workers: int, step: Callable[[int, int, str], None]
+) -> dict[str, dict[str, Any]]:
+    """Compile the named cases for the targets and read what came out: `{"<case> | <target>": row}`.
+
+    A row: registers, spill_bytes, shared_bytes, instructions, matrix, wide_loads (16 bytes), local (spilling
+    instructions), loop and loop_barriers (`sass.Code`), and for linear kernels per_weight: the main loop's instructions
+    a thread for each weight.
+    """
+    specs = kernels()
+    keys: dict[tuple[str, str], str] = {}
+    jobs: dict[str, dict[str, Job]] = {}
+    for target in targets:
+        for case in cases:
+            kernel, plain = CASES[case]
+            spec, facts = specs[kernel], {**plain, "sm": capability(target)}
+            refused = spec.refusal(facts)
+            if refused is not None:
+                raise ValueError(f"{case}: {refused}")
+            key = keys[case, target] = key_of(specialisation(spec, facts), target, versions(target))
+            jobs.setdefault(target, {})[key] = Job(key, spec.function.__module__, kernel, facts)
+    absent = {
+        target: [job for key, job in wanted.items() if read_kernel(cache, key) is None]
+        for target, wanted in jobs.items()
+    }
+    compile_all(absent, cache, workers, step)
+    return {f"{case} | {target}": _row(cache, key) for (case, target), key in keys.items()}
+
+
+def _row(cache: Path, key: str) -> dict[str, Any]:
+    made = read_kernel(cache, key)
+    if made is None:
+        raise RuntimeError(f"{key} vanished from {cache}")
+    code, facts = read_code(made.file("cubin").read_bytes()), made.metadata
+    row = {
+        "registers": facts["registers"],
+        "spill_bytes": facts["spill_bytes"],
+        "shared_bytes": facts["shared_bytes"],
+        "instructions": code.instructions,
+        "matrix": code.matrix,
+        "wide_loads": code.wide_loads,
+        "local": code.local,
+        "loop": code.loop,
+        "loop_barriers": code.loop_barriers,
+    }
+    if "BLOCK_N" in facts["constants"] and facts["op"] == "linear":
+        weights = facts["constants"]["BLOCK_N"] * BLOCK_K
+        row["per_weight"] = round(code.loop * 32 * facts["num_warps"] / weights, 2)
+    return row
+
+
+def tool_versions(targets: Iterable[str] = TARGETS) -> Mapping[str, str]:
+    """`triton version, ptxas version` by target: the table holds for these only."""
+    made = {target: versions(target) for target in targets}
+    return {target: f"triton {of['triton']}, ptxas {of['ptxas']}" for target, of in made.items()}
