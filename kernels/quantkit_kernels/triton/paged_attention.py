@@ -40,6 +40,8 @@ TILE_BYTES = 8192
 """Keys, and again values, that a program has on their way to it: 64 bytes a thread of its four warps."""
 WARPS = 4
 WIDEST_HEAD = 256
+MOST_WORDS = 2**31 - 1
+"""Words of 32 bits of one cache, 8 GiB: offsets in it are of 32 bits."""
 ROWS = 16
 """Query heads of one program: the fewest rows of a matrix product."""
 NO_WINDOW = 2**31 - 1
@@ -76,7 +78,7 @@ def _codes(words, keep, SHIFT: tl.constexpr):
 @triton.jit
 def _cells(table, kv_head, key, seen, lane, LANES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr):
     """Offsets `[T, lanes]` of the words of positions `key` in the caches, and which of them hold something seen."""
-    page = tl.load(table + key // PAGE, mask=seen, other=0).to(tl.int64)
+    page = tl.load(table + key // PAGE, mask=seen, other=0)
     at = ((page * KV_HEADS + kv_head) * PAGE + key % PAGE)[:, None] * LANES + lane[None, :]
     return at, seen[:, None] & (lane < LANES)[None, :]
 
@@ -249,6 +251,8 @@ def paged_attention(
         expect(name, tensor, (sequences, num_heads * head_dim), FLOATS)
     for name, cache, scales in (("k", k_cache, k_scale), ("v", v_cache, v_scale)):
         expect_cache(name, cache, scales, num_kv_heads, block_size, head_dim)
+    if k_cache.numel() * k_cache.element_size() > 4 * MOST_WORDS:
+        raise ValueError(f"k_cache {list(k_cache.shape)} is larger than the 8 GiB that the kernel's offsets reach")
     expect("block_table", block_table, (sequences, None), (torch.int32,))
     expect("seq_lens", seq_lens, (sequences,), (torch.int32,))
     partial, log_sum = workspace(sequences, num_heads, head_dim, q.device) if parts is None else parts
