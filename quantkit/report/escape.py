@@ -47,6 +47,6 @@ def _shown(character: str) -> str:
         return character
     if code < 0x20:
         return chr(0x2400 + code)
-    if unicodedata.category(character) in _UNSEEN:
+    if unicodedata.category(character) in _UNSEEN or code & 0xFFFE == 0xFFFE:  # the last two are no characters
         return f"[U+{code:04X}]"
     return character

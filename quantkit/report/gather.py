@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,21 @@ import torch
 
 from quantkit import __version__
 from quantkit.artifact import layout
+from quantkit.artifact.kernels import read_buckets, read_kernels
 from quantkit.artifact.read import Artifact, open_artifact
+from quantkit.compile.table import as_data
 from quantkit.errors import CheckpointError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.gate.evidence import FOLDER, read_evidence
-from quantkit.gate.run import DETAILS
+from quantkit.gate.run import ANSWERS, DETAILS
 from quantkit.program.ir import Program, Weight
+from quantkit.report.answers import worst_answers
 from quantkit.report.model import Bytes, Cell, Memory, Report, Stage
+from quantkit.review.status import review_status
 from quantkit.runtime.executor import KV_DTYPES
 
 RUN = Path("run") / "run.json"
+SEARCH = Path("run") / "search.json"
 KINDS = (
     "embedding",
     "output head, 16-bit",
@@ -38,8 +43,10 @@ def gather(path: Path | str) -> Report:
     evidence = artifact.folder / FOLDER
     gate = read_evidence(evidence / DETAILS, artifact.payload_digest)
     run = read_evidence(evidence / RUN, artifact.payload_digest)
+    search = read_evidence(evidence / SEARCH, artifact.payload_digest)
+    review = review_status(artifact.folder).as_dict()
     try:
-        return _report(artifact, gate, run)
+        return _report(artifact, gate, run, search, review)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(
             f"the evidence is not of the form this version writes ({error!r})",
@@ -48,21 +55,33 @@ def gather(path: Path | str) -> Report:
         ) from error
 
 
-def _report(artifact: Artifact, gate: dict[str, Any] | None, run: dict[str, Any] | None) -> Report:
-    stages = tuple(_stage(row) for row in (run or {}).get("stages", ()))
+def _report(
+    artifact: Artifact,
+    gate: dict[str, Any] | None,
+    run: dict[str, Any] | None,
+    search: dict[str, Any] | None,
+    review: dict[str, Any],
+) -> Report:
+    gptq = _facts(run, "quantize").get("gptq")
+    answers = artifact.folder / FOLDER / ANSWERS
     return Report(
         name=artifact.folder.resolve().name,
         payload_digest=artifact.payload_digest,
         source=dict(artifact.manifest.source),
         memory=_memory(artifact),
-        layers=_layers(artifact.program),
+        layers=_layers(artifact.program, search, gptq),
         gate=gate,
         calibration={**artifact.manifest.calibration, **_calibrated(run)},
         checks=dict(artifact.manifest.checks),
         run=None if run is None else {key: run[key] for key in _RUN_KEYS if key in run},
-        stages=stages,
+        stages=tuple(_stage(row) for row in (run or {}).get("stages", ())),
         commands=_commands(artifact, run),
         version=__version__,
+        review=review,
+        answers=worst_answers(answers, artifact.payload_digest) if answers.exists() else (),
+        search=search,
+        gptq=None if gptq is None else {key: gptq[key] for key in ("fallbacks", "damping")},
+        kernels=_kernels(artifact),
     )
 
 
@@ -116,13 +135,26 @@ def _stored_names(weight: Weight, tensor: str) -> list[str]:
     return [f"{module}.weight_{part}" for part in ("packed", "scale", "shape", "zero_point")]
 
 
-def _layers(program: Program) -> tuple[Cell, ...]:
+def _layers(program: Program, search: Mapping[str, Any] | None, gptq: Mapping[str, Any] | None) -> tuple[Cell, ...]:
+    priced = {row["group"]: _narrowest(row["options"]) for row in (search or {}).get("groups", ())}
+    errors = (gptq or {}).get("loss_of_rtn", {})
     cells = []
     for group, weight in program.groups().items():
         words = group.split(".")
-        layer = int(words[1]) if words[0] == "layers" else None
-        cells.append(Cell(group, layer, words[-1], weight.scheme, SCHEMES[weight.scheme].bits))
+        layer, scheme = int(words[1]) if words[0] == "layers" else None, weight.scheme
+        bits = SCHEMES[scheme].bits
+        cells.append(Cell(group, layer, words[-1], scheme, bits, priced.get(group), errors.get(group)))
     return tuple(cells)
+
+
+def _narrowest(options: Sequence[Mapping[str, Any]]) -> float:
+    """The sensitivity of the scheme of fewest bits."""
+    return float(min(options, key=lambda option: option["bits"])["sensitivity"])
+
+
+def _kernels(artifact: Artifact) -> dict[str, Any] | None:
+    targets, buckets = read_kernels(artifact), read_buckets(artifact)
+    return as_data(targets, buckets) if targets or buckets else None
 
 
 def _stage(row: Mapping[str, Any]) -> Stage:
@@ -130,10 +162,14 @@ def _stage(row: Mapping[str, Any]) -> Stage:
 
 
 def _calibrated(run: Mapping[str, Any] | None) -> dict[str, Any]:
-    for row in (run or {}).get("stages", ()):
-        if row["name"] == "calibrate":
-            return {"coverage": row["facts"].get("coverage", {})}
-    return {}
+    facts = _facts(run, "calibrate")
+    return {"coverage": facts.get("coverage", {})} if facts else {}
+
+
+def _facts(run: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any]:
+    """What a stage of the build found out; nothing where it isn't recorded."""
+    found = (row["facts"] for row in (run or {}).get("stages", ()) if row["name"] == stage)
+    return next(found, {})
 
 
 def _commands(artifact: Artifact, run: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -144,5 +180,6 @@ def _commands(artifact: Artifact, run: Mapping[str, Any] | None) -> tuple[str, .
         " ".join(["quantkit build", shlex.quote(recipe), *sets]),
         f"quantkit verify {folder}",
         f"quantkit gate {folder}",
+        f"quantkit review {folder}",
         f"quantkit report {folder}",
     )

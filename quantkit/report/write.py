@@ -1,37 +1,62 @@
-"""Writes the report beside the artifact's other evidence."""
+"""The report in each of its forms, and all of them beside the artifact's other evidence."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import TemplateError
 
 from quantkit.errors import CheckpointError
-from quantkit.gate.evidence import FOLDER, write_evidence, write_text
+from quantkit.gate.evidence import FOLDER, write_text
 from quantkit.report.gather import gather
 from quantkit.report.html import render_html
+from quantkit.report.junit import render_junit
+from quantkit.report.markdown import render_markdown
+from quantkit.report.model import Report
 
-HTML = Path("report") / "report.html"
-JSON = Path("report") / "report.json"
+PLACE = Path(FOLDER) / "report"
+HTML = "report.html"
+
+
+def render_json(report: Report) -> str:
+    """Everything as JSON; ValueError on NaN or Inf, which JSON has no word for."""
+    return json.dumps(report.as_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+FORMS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "html": (HTML, render_html),
+    "json": ("report.json", render_json),
+    "junit": ("junit.xml", render_junit),
+    "markdown": ("report.md", render_markdown),
+}
+"""Each form's file and what writes it."""
+
+
+def render(artifact: Path | str, form: str) -> str:
+    """The artifact's report in one of FORMS. CheckpointError when artifact or evidence cannot be trusted or read."""
+    return _rendered(Path(artifact), gather(artifact), form)
 
 
 def write_report(artifact: Path | str) -> Path:
-    """Write `evidence/report/report.html` and `report.json` of the artifact; returns the path of the page.
+    """Write every form into `evidence/report/` of the artifact; returns the path of the page.
 
     Raises CheckpointError when artifact or evidence cannot be trusted or read.
     """
-    report = gather(artifact)
-    evidence = Path(artifact) / FOLDER
+    folder, report = Path(artifact), gather(artifact)
+    made = {file: _rendered(folder, report, form) for form, (file, _) in FORMS.items()}
+    for file, text in made.items():
+        write_text(folder / PLACE / file, text)
+    return folder / PLACE / HTML
+
+
+def _rendered(artifact: Path, report: Report, form: str) -> str:
     try:
-        page = render_html(report)
-    except (LookupError, TypeError, ValueError, TemplateError) as error:
+        return FORMS[form][1](report)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, TemplateError) as error:
         raise CheckpointError(
             f"the evidence is not of the form this version writes ({error})",
-            where=str(evidence),
+            where=str(artifact / FOLDER),
             next="Run quantkit gate",
         ) from error
-    content = report.as_dict()
-    digest = content.pop("payload_digest")
-    write_evidence(evidence / JSON, digest, content)
-    write_text(evidence / HTML, page)
-    return evidence / HTML

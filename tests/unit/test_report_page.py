@@ -5,109 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
-from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
-from quantkit.gate.metrics import LADDER
 from quantkit.report.escape import shorten, signs, visible
 from quantkit.report.html import render_html
 from quantkit.report.marks import LogScale
-from quantkit.report.model import Bytes, Cell, Memory, Report, Stage
-from quantkit.review.plan import Plan
-
-HOSTILE = {
-    "script": "<script>alert(1)</script>",
-    "attribute": '"><img src=x onerror=alert(1)>',
-    "template": "{{ 7 * 7 }}{% raw %}",
-    "direction": "evil\u202egnp.exe\u2066\u2069",
-    "nul": "a\x00b\x1b[31m\x7f",
-    "hidden": "pay\u200bload\ufeff\u2028",
-    "entity": "&lt;b&gt; &#x3c;i&#x3e;",
-    "style": "</style><style>body{display:none}",
-    "long": "A" * 50_000,
-    "surrogate": "\ud800",
-}
-
-
-def variant(kl: float) -> dict[str, Any]:
-    names = ("median_kl", "p99_kl", "p999_kl", "max_kl", "mean_kl", "ppl_base", "ppl_cand", "ppl_ratio", "rms_dp")
-    quantiles = [kl * p for p in LADDER]
-    return dict.fromkeys(names, kl) | {
-        "mean_kl_se": kl / 10, "same_top1": 0.9, "same_top1_se": 0.01, "ppl_ratio_se": 0.001, "tokens": 5000,
-        "kl_quantiles": quantiles, "dp_quantiles": quantiles, "conversations": 12,
-    }  # fmt: skip
-
-
-def rule(name: str, outcome: str, text: str) -> dict[str, Any]:
-    shared = {"value": 0.5, "low": 0.4, "high": 0.6, "limit": 0.6, "side": "upper", "share_of": "RTN-INT4"}
-    return {"name": name, "outcome": outcome, "text": text, **shared}
-
-
-def gate(text: str = "fine", outcome: str = "pass", verdict: str = "pending-review") -> dict[str, Any]:
-    span = {"value": 0.1, "low": 0.05, "high": 0.2}
-    choices = [{"token": text, "probability": 0.7}]
-    return {
-        "verdict": {
-            "verdict": verdict,
-            "tokens": outcome,
-            "policy": "standard",
-            "policy_class": text,
-            "coverage": {"backend": "cpu", "isa": "avx2", "compute": "exact", "kv_format": "INT8", "threads": 2},
-            "rules": [rule("lost_top1", "pass", "top choices hold"), rule("mean_kl", outcome, f"mean_kl: {text}")],
-            "notes": [text],
-            "waiver": text,
-        },
-        "policy": {"confidence": 0.95},
-        "data": {
-            "files": [text], "disjoint_from": [text], "fingerprint": "f" * 64, "available": 51, "conversations": 12,
-            "tokens": 6000, "scored": 5000, "cut": 1,
-            "cells": [{"language": text, "category": text, "conversations": 2, "tokens": 400}],
-        },
-        "variants": {name: variant(kl) for name, kl in
-                     (("noise floor", 0.0), ("artifact", 0.1), ("RTN-INT8", 0.01), ("RTN-INT4", 0.4))},
-        "domains": [{"kind": "language", "value": text, "conversations": 6, "tokens": 3000, "mean_kl": span,
-                     "p99_kl": 0.5, "same_top1": 0.9, "ladder": {"RTN-INT4": span}}],
-        "worst": [{"id": text, "language": text, "category": text, "mean_kl": 0.3, "kl": 2.0, "position": 40,
-                   "before": text, "token": text, "after": text, "baseline": choices, "artifact": choices}],
-    }  # fmt: skip
-
-
-def report(text: str = "fine", **changes: Any) -> Report:
-    made = Report(
-        name=text,
-        payload_digest="sha256:" + "a" * 64,
-        source={"location": text, "fingerprint": text},
-        memory=Memory((Bytes("embedding", 200, 200), Bytes("INT8", 800, 400)), "INT8", 512, 256, 700),
-        layers=(Cell("layers.0.qkv", 0, "qkv", "W8A16", 8), Cell("lm_head", None, "lm_head", "FP16", 16)),
-        gate=gate(text),
-        calibration={"samples": 64, "fingerprint": text},
-        checks={},
-        run={"started": text, "seconds": 10.0, "peak_anon_bytes": 2**30, "environment": {text: text}},
-        stages=(Stage(text, 1.5, 2**28, True),),
-        commands=(f"quantkit build {text}",),
-        version="0.1.0",
-    )
-    return replace(made, **changes)
-
-
-class Page(HTMLParser):
-    """Every tag with its attributes, and the text a reader sees."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
+from tests.report_case import HOSTILE, Page, answers, compared, gate, report, review
 
 PLAIN_TAGS = {tag for tag, _ in Page(render_html(report())).tags}
 
@@ -120,7 +24,8 @@ def test_hostile_text_stays_text(kind: str) -> None:
     assert not {"script", "img", "iframe", "link", "object"} & PLAIN_TAGS
     for tag, attributes in page.tags:
         assert not any(name.startswith("on") or name == "style" for name in attributes), tag
-        assert not {"href", "src", "action", "data"} & attributes.keys(), tag
+        assert not {"src", "action", "data"} & attributes.keys(), tag
+        assert str(attributes.get("href", "#")).startswith("#"), tag  # places on the page itself
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2028\u2066-\u2069\ufeff\ud800-\udfff]", html)
     html.encode()  # can be written as UTF-8
 
@@ -134,8 +39,8 @@ def test_hostile_text_is_shown_rather_than_dropped() -> None:
 
 def test_very_long_tokens_do_not_blow_up_the_page() -> None:
     long = gate("A" * 50_000)
-    html = render_html(report(gate={**gate(), "worst": long["worst"]}))
-    assert len(html) < len(render_html(report())) + 5_000
+    html = render_html(report(gate={**gate(), "worst": long["worst"]}, answers=(compared("A" * 50_000),)))
+    assert len(html) < len(render_html(report())) + 14_000
     assert "characters …" in html
 
 
@@ -160,8 +65,61 @@ def test_failures_come_first() -> None:
     assert banner < html.index("mean_kl: it broke") < html.index("top choices hold")
 
 
+def test_what_people_reject_is_the_first_thing_said() -> None:
+    html = render_html(report(review=review("a critical regression at p7", verdict="fail"), gate=gate()))
+    assert html.index("Fail</h2>") < html.index("a critical regression at p7") < html.index("of 2 rules hold")
+
+
+def test_a_banner_where_nothing_broke_counts_the_rules_instead_of_listing_them() -> None:
+    text = " ".join(Page(render_html(report())).text.split())
+    banner = text[: text.index("The artifact, as served")]
+    assert "2 of 2 rules hold" in banner
+    assert "top choices hold" not in banner
+
+
+def test_evidence_of_an_earlier_release_is_shown_without_the_parts_it_lacks() -> None:
+    old = {key: value for key, value in gate().items() if key not in ("answers", "audit")}
+    for one in old["verdict"]["rules"]:
+        del one["section"]
+    made = report(gate=old, review=None, answers=(), search=None, gptq=None, kernels=None)
+    page = Page(render_html(made))
+    assert "Pending review" in page.text
+    for absent in ("Worst answers", "By kind and language", "Kernels and buckets", "other budgets"):
+        assert absent not in page.text
+
+
+def test_flips_are_counted_both_ways() -> None:
+    text = " ".join(Page(render_html(report())).text.split())
+    assert "right before 2 1 wrong before 0 1" in text  # of 4: both 2, lost 1, gained 0, neither 1
+
+
+def test_a_row_that_cannot_be_measured_says_so_and_has_no_interval() -> None:
+    text = " ".join(Page(render_html(report())).text.split())
+    row = text[text.index("sql fine") :][:160]
+    assert "not measurable: the unquantized model has 0 of 4 right" in row
+
+
+def test_rows_with_the_greatest_loss_stand_first() -> None:
+    told = answers()
+    cell = {**told["rows"][3], "language": "en"}
+    told["rows"] = [{**cell, "category": "sales", "change": 0.2}, {**cell, "category": "rag", "change": -0.4}]
+    text = Page(render_html(report(gate=gate() | {"answers": told}))).text
+    assert text.index("rag") < text.index("sales")
+
+
+def test_words_that_only_one_answer_has_are_marked() -> None:
+    html = render_html(report(answers=(compared(baseline="the lamp is red", candidate="the lamp is blue"),)))
+    assert "the lamp is <mark>red</mark>" in html
+    assert "the lamp is <mark>blue</mark>" in html
+
+
+def test_chinese_answers_are_marked_by_character() -> None:
+    html = render_html(report(answers=(compared(baseline="明天下午三点", candidate="明天下午四点"),)))
+    assert "明天下午<mark>三</mark>点" in html
+
+
 def test_a_report_without_a_verdict_says_so() -> None:
-    text = Page(render_html(report(gate=None, run=None, stages=()))).text
+    text = Page(render_html(report(gate=None, run=None, stages=(), answers=()))).text
     assert "Not judged" in text
     assert "run quantkit gate" in text
 
@@ -222,20 +180,9 @@ def test_calibration_shows_what_it_covers_beside_the_profile() -> None:
     assert "10 / 20 / 30 ≤ 10 / 20 / 30" in shown
 
 
-def people(text: str = "fine", verdict: str = "pass") -> dict[str, Any]:
-    plan = Plan()
-    reviewer = {"name": text, "judged": 60, "catches": 7, "catches_failed": 1, "repeats": 4, "repeats_alike": 3,
-                "median_seconds": 12.5, "counted": False}  # fmt: skip
-    tally = {"rated": 60, "needed": 60, "identical": 9, "others": 3, "others_needed": 3, "defects": 2,
-             "others_defects": 1, "rate": 2 / 60, "low": 0.004, "high": 0.115, "alpha": 0.71, "notes": [text],
-             "outcomes": {"better": 5, "worse": 7, "tie": 40, "both-bad": 8}, "reviewers": [reviewer]}  # fmt: skip
-    return {"verdict": verdict, "reason": text, "plan_text": str(plan), "operating_curve": plan.operating_curve(),
-            "tally": tally, "record": {"lines": 80, "sha256": "f" * 64}, "set_aside": 1}  # fmt: skip
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_the_human_section_shows_rate_reviewers_and_the_plans_odds(kind: str) -> None:
-    html = render_html(report(review=people(HOSTILE[kind])))
+    html = render_html(report(review=review(HOSTILE[kind])))
     page = Page(html)
     shown = " ".join(page.text.split())
     assert "60 of 60 answers are judged, 9 of them word for word the original's" in shown
@@ -247,11 +194,11 @@ def test_the_human_section_shows_rate_reviewers_and_the_plans_odds(kind: str) ->
 
 
 def test_peoples_word_is_in_the_verdict() -> None:
-    assert report(gate=gate(verdict="pending-review"), review=people(verdict="pass")).verdict == "pass"
-    assert report(gate=gate(verdict="pass"), review=people(verdict="fail")).verdict == "fail"
-    assert report(gate=gate(verdict="fail"), review=people(verdict="pass")).verdict == "fail"
+    assert report(gate=gate(verdict="pending-review"), review=review(verdict="pass")).verdict == "pass"
+    assert report(gate=gate(verdict="pass"), review=review(verdict="fail")).verdict == "fail"
+    assert report(gate=gate(verdict="fail"), review=review(verdict="pass")).verdict == "fail"
     assert report(gate=gate(verdict="pending-review"), review=None).verdict == "pending-review"
-    undrawn = people("Nobody has signed") | {"tally": None}
+    undrawn = review("Nobody has signed") | {"tally": None}
     assert "no answers were drawn" in render_html(report(review=undrawn))
 
 
