@@ -89,8 +89,8 @@ class Plan:
     @staticmethod
     def of(data: Mapping[str, Any] | None) -> Plan:
         """The plan in `data` (as `as_dict` gives it; absent keys keep their defaults). RecipeError for another form."""
-        given = dict(data or {})
         try:
+            given = dict(data or {})
             if "stages" in given:
                 given["stages"] = tuple(Stage(**{k: _count(v) for k, v in one.items()}) for one in given["stages"])
             for name in ("worst", "critical"):
@@ -100,7 +100,7 @@ class Plan:
                 if name in given:
                     given[name] = _share(given[name])
             return Plan(**given)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _bad(str(error)) from None
 
     def __str__(self) -> str:

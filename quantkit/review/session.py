@@ -17,7 +17,7 @@ from quantkit.errors import RequestError
 from quantkit.report.escape import shown
 from quantkit.review import record
 from quantkit.review.decide import Tally, tally
-from quantkit.review.record import REASONS, Judgement, Record, Said, check_reviewer, read_record
+from quantkit.review.record import Judgement, Record, Said, check_reviewer, read_record
 from quantkit.review.sample import Sample, Showing
 from quantkit.review.status import review_status, sign
 from quantkit.review.words import Segments, differing
@@ -47,7 +47,7 @@ class Session:
         Raises RequestError for a name that is none, CheckpointError for a damaged record.
         """
         name = self._fixed or reviewer
-        about = {"artifact": self._artifact.resolve().name, "fixed": bool(self._fixed), "reasons": list(REASONS)}
+        about = {"artifact": self._artifact.resolve().name}
         if not name:
             return {**about, "reviewer": "", "pair": None, "done": None, "progress": self._progress(None, ())}
         check_reviewer(name)
@@ -78,7 +78,7 @@ class Session:
             if shown_at is None:
                 raise RequestError("this pair was not shown to you yet", next="Reload the page")
             made = record.judge(self._folder, self._sample, name, said, shown_at)
-        return {"told": self._told(made, said)}
+        return {"told": self._told(made)}
 
     def undo(self, reviewer: str) -> dict[str, Any]:
         """Retract the reviewer's last judgement. RequestError when there is none."""
@@ -106,13 +106,12 @@ class Session:
         return {
             "id": showing.id,
             "language": shown(answer.language),
-            "category": shown(answer.category),
             "turns": [{"role": shown(role), "text": shown(text)} for role, text in answer.messages],
             "criteria": shown(answer.criteria),
             "answers": [_plain(first), _plain(second)],
         }
 
-    def _told(self, made: Judgement, said: Said) -> str:
+    def _told(self, made: Judgement) -> str:
         """Who was who, after the vote."""
         if made.kind == "catch":
             slip = made.outcome in ("better", "worse")

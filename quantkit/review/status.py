@@ -110,17 +110,16 @@ def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
     digest = open_artifact(folder, check="sizes").payload_digest
     place, answers = folder / people.FOLDER, folder / FOLDER / ANSWERS
     with locked(place):
-        if redraw:
-            _set_aside(place)
-        found = read_sample(place, digest)
+        found = None if redraw else read_sample(place, digest)
         if found is not None and ((place / people.RECORD).exists() or not answers.exists()):
             return found
         rows = read_answers(answers, digest)
         if not rows:
             raise CheckpointError("holds no answers", where=str(answers), next="Run quantkit gate")
-        review = _asked(folder, digest)
-        plan, seed = Plan.of(review.get("plan")), int(review.get("seed") or _SEED)
+        plan, seed = _asked(folder, digest)
         sample = draw(rows, plan, seed, digest, digest_file(answers).sha256)
+        if redraw:
+            _set_aside(place)
         if found != sample:
             write_sample(place, sample)
     return sample
@@ -148,14 +147,15 @@ def check_draw(artifact: Path | str, sample: Sample) -> bool:
 def sign(artifact: Path | str, reviewer: str) -> Signoff:
     """Sign what the record amounts to: `evidence/review/signoff.json`, which binds payload, sample and record.
 
-    Every byte of the payload is checked first: what is signed is what was judged.
+    Every byte of the payload is checked first, and that nobody picked the sample: what is signed is what was judged.
+
     Raises NotDecided (exit 12) while the plan asks for more, CheckpointError for a damaged record.
     """
     check_reviewer(reviewer)
     folder = Path(artifact)
     place = folder / people.FOLDER
     open_artifact(folder, check="full")
-    open_sample(folder)
+    check_draw(folder, open_sample(folder))
     with locked(place):
         status = review_status(folder)
         if status.sample is None or status.record is None or status.tally is None:
@@ -208,7 +208,7 @@ def _verdict(word: Word, found: Tally) -> tuple[Decision, str]:
         return "pending-review", f"accepted, not signed: {found.reason}; {word.text}"
     if found.decision == "accept":
         return "pass", f"{found.reason}; {word.text}"
-    return word.decision, word.text if word.decision == "pass" else found.reason
+    return word.decision, word.text if word.decision == "pass" else f"{found.reason}; {word.text}"
 
 
 def _require_signed_as_found(place: Path, signoff: Signoff | None, record: Record, found: Tally) -> None:
@@ -218,7 +218,7 @@ def _require_signed_as_found(place: Path, signoff: Signoff | None, record: Recor
         raise CheckpointError(
             f"says {signoff.decision}, the record it signs says {found.decision} ({found.reason})",
             where=str(place / people.SIGNOFF),
-            next="Sign again: quantkit review sign ARTIFACT --reviewer NAME",
+            next="Remove the file and sign again: quantkit review sign ARTIFACT --reviewer NAME",
         )
 
 
@@ -226,11 +226,15 @@ def _lines(record: Record) -> dict[str, Any]:
     return {"lines": len(record.chain.lines), "sha256": record.chain.head}
 
 
-def _asked(folder: Path, digest: str) -> Mapping[str, Any]:
-    """`gate.review` of the recipe that the artifact was built by."""
-    run = read_evidence(folder / FOLDER / _RUN, digest) or {}
-    found = ((run.get("recipe") or {}).get("gate") or {}).get("review") or {}
-    return found if isinstance(found, Mapping) else {}
+def _asked(folder: Path, digest: str) -> tuple[Plan, int]:
+    """Plan and seed of the recipe that the artifact was built by. CheckpointError for a run record that is none."""
+    path = folder / FOLDER / _RUN
+    run = read_evidence(path, digest) or {}
+    try:
+        review = ((run.get("recipe") or {}).get("gate") or {}).get("review") or {}
+        return Plan.of(review.get("plan")), int(review.get("seed") or _SEED)
+    except (AttributeError, TypeError, ValueError, OverflowError, RecipeError) as error:
+        raise CheckpointError(f"not a run record ({error})", where=str(path), next="Build the artifact again") from None
 
 
 def _set_aside(place: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from quantkit.artifact.people import FOLDER
 from quantkit.errors import PreflightError, RequestError
-from quantkit.review.record import Said, read_record
+from quantkit.review.record import CHOICES, REASONS, SEVERITIES, Said, read_record
 from quantkit.review.sample import Sample
 from quantkit.review.server import ReviewServer
 from quantkit.review.session import Session
@@ -128,9 +128,20 @@ def test_the_policy_allows_only_the_pages_own_files_and_nothing_inline(client: C
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?:", script)
 
 
+def test_every_key_of_the_page_does_one_thing_and_its_reasons_are_the_records() -> None:
+    html, script = (PAGE / "page.html").read_text(), (PAGE / "page.js").read_text()
+    reasons = re.findall(r'^  (\w+): \["(\w)", ', script, re.M)
+    assert tuple(name for name, _ in reasons) == REASONS
+    panel = html[html.index("<footer") : html.index("</footer>")]
+    keys = [*re.findall(r'data-key="([^"]+)"', panel), *(key for _, key in reasons), "k"]
+    assert len(set(keys)) == len(keys)
+    assert set(re.findall(r'data-choice="([\w-]+)"', html)) == set(CHOICES)
+    assert set(re.findall(r'data-severity="(\w+)"', html)) == set(SEVERITIES)
+
+
 def test_nothing_tells_which_answer_is_whose_before_the_judgement(client: Client) -> None:
     pair = client.state()["pair"]
-    assert set(pair) == {"id", "language", "category", "turns", "criteria", "answers"}
+    assert set(pair) == {"id", "language", "turns", "criteria", "answers"}
     assert re.fullmatch(r"s\d{3}", pair["id"])
     words = json.dumps(client.state())
     for telling in ("baseline", "candidate", "quantized", "original", "catch", "repeat", "worst", "seed"):

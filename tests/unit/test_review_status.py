@@ -180,6 +180,9 @@ def test_a_sample_picked_by_hand_is_refused(artifact: Path, capsys: pytest.Captu
     path.write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     assert quantkit(["review", "verify", str(artifact)]) == 3
     assert "picked by hand" in capsys.readouterr().err
+    rate(folder_of(artifact), read_sample(folder_of(artifact), body["payload_digest"]), most=1)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match="picked by hand"):
+        sign(artifact, "Ann")
     write_answers(artifact, answers(41))
     assert quantkit(["review", "verify", str(artifact)]) == 0
     assert "drawn from answers that are gone" in capsys.readouterr().out
@@ -252,6 +255,23 @@ def test_status_as_json_holds_the_operating_curve_and_the_interval(
     assert found["tally"]["rated"] == 6
     assert 0 < found["tally"]["high"] < 1
     assert found["tally"]["reviewers"][0]["name"] == "Ann"
+
+
+@pytest.mark.parametrize("recipe", [7, {"gate": 7}, {"gate": {"review": {"plan": "x"}}}, {"gate": {"review": [1]}}])
+def test_a_run_record_of_another_form_is_refused(artifact: Path, recipe: Any) -> None:
+    path = artifact / "evidence" / "run" / "run.json"
+    digest = open_artifact(artifact, check="sizes").payload_digest
+    path.write_text(json.dumps({"payload_digest": digest, "recipe": recipe}))
+    with pytest.raises(CheckpointError, match="not a run record"):
+        open_sample(artifact)
+
+
+def test_redrawing_without_answers_leaves_everything_where_it_is(artifact: Path) -> None:
+    rated(artifact)
+    (artifact / "evidence" / "gate" / "answers.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="no answers to look at"):
+        open_sample(artifact, redraw=True)
+    assert review_status(artifact).set_aside == 0
 
 
 def test_without_answers_the_gate_is_named(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
