@@ -5,6 +5,7 @@ About six minutes on two cores: `pytest tests/e2e/test_gate_faults_real.py -m sl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,22 @@ def source() -> ModelSource:
 
 
 @pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three conversations with JSON, two of support and two encyclopedic ones in each language."""
+    wanted = {"extraction": 3, "support": 2, "encyclopedic": 2}
+    left = {(category, language): n for category, n in wanted.items() for language in ("en", "zh")}
+    path = tmp_path_factory.mktemp("data") / "heldout.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for line in HELD_OUT.read_text("utf-8").splitlines():
+            row = json.loads(line)
+            cell = (row["category"], row["language"])
+            if left.get(cell, 0):
+                left[cell] -= 1
+                file.write(line + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
 def sound(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """8-bit matrices, asymmetric 4-bit down projections, INT8 cache."""
     folder = tmp_path_factory.mktemp("real")
@@ -39,14 +56,14 @@ def sound(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> Path
     return case.artifact("sound", down="W4A16_G32_ASYM")
 
 
-def judge(source: ModelSource, artifact: Path) -> GateResult:
+def judge(source: ModelSource, artifact: Path, held_out: Path) -> GateResult:
     return run_gate(
         artifact,
         source,
-        [HELD_OUT],
+        [held_out],
         prompts=[PROMPTS],
         calibration=[CALIBRATION],
-        max_tokens=4096,
+        max_tokens=6144,
         max_prompts=24,
         max_new_tokens=32,
     )
@@ -56,8 +73,8 @@ def failures(result: GateResult) -> dict[str, str]:
     return {rule.name: rule.text for rule in result.verdict.rules if rule.outcome == "fail"}
 
 
-def test_the_sound_artifact_trips_no_rule(source: ModelSource, sound: Path) -> None:
-    result = judge(source, sound)
+def test_the_sound_artifact_trips_no_rule(source: ModelSource, sound: Path, held_out: Path) -> None:
+    result = judge(source, sound, held_out)
     assert failures(result) == {}
     assert result.verdict.verdict == "pending-review"
 
@@ -121,11 +138,13 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], dict[str, str], set[str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_fails_and_is_named(source: ModelSource, sound: Path, tmp_path: Path, fault: str) -> None:
+def test_a_planted_fault_fails_and_is_named(
+    source: ModelSource, sound: Path, held_out: Path, tmp_path: Path, fault: str
+) -> None:
     plant, named, spared = FAULTS[fault]
     folder = plant(planted.copy_of(sound, tmp_path / "damaged"))
     assert open_artifact(folder).payload_digest != open_artifact(sound).payload_digest
-    result = judge(source, folder)
+    result = judge(source, folder, held_out)
     found = failures(result)
     assert (result.verdict.verdict, result.exit_code) == ("fail", 10)
     for name, said in named.items():
