@@ -57,7 +57,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         source.write_tokenizer(work)
-        every = load_samples(args.calibration, ChatText(work), max_samples=1000, max_tokens=512, seed=0)
+        every = load_samples(args.calibration, ChatText(work), max_samples=1000, max_tokens=4096, seed=0)
         measured_on = choose(every.samples, args.measured, args.seed + 1)
         held = {sample.ids for sample in measured_on.samples}
         learnt_from = choose([s for s in every.samples if s.ids not in held], args.tokens, args.seed)
