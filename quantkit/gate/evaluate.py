@@ -172,7 +172,7 @@ class Baseline:
             found, same, nll = score_rows(base, logits, torch.from_numpy(self._targets[index]))
             kl = found.numpy().astype(np.float64)
             scores.kl[index], scores.same[index], scores.nll_cand[index] = kl, same.numpy(), nll.numpy()
-            self._keep_worst(worst, index, kl, base, logits)
+            self._keep_worst(worst, index, kl, base, logits)  # base holds log ratios by now
         _require_finite(scores.kl + scores.nll_cand, self.windows[:windows], scores.cluster, name)
         return Compared(scores, tuple(sorted(worst.values(), key=lambda item: -item.kl)), "", 0)
 
@@ -181,7 +181,7 @@ class Baseline:
         worst: dict[int, WorstToken],
         index: NDArray[np.int64],
         kl: NDArray[np.float64],
-        base: torch.Tensor,
+        ratios: torch.Tensor,
         logits: torch.Tensor,
     ) -> None:
         for window in np.unique(self.cluster[index]):
@@ -191,7 +191,9 @@ class Baseline:
             if known is None or kl[row] > known.kl:
                 position = int(index[row] - self._starts[window]) + self.windows[window].first
                 ours = torch.log_softmax(logits[row], -1)
-                worst[int(window)] = WorstToken(int(window), position, float(kl[row]), _top(base[row]), _top(ours))
+                worst[int(window)] = WorstToken(
+                    int(window), position, float(kl[row]), _top(ratios[row] + ours), _top(ours)
+                )
 
 
 def make_executor(variant: Variant, windows: Sequence[Window], composition: Composition) -> Executor:

@@ -160,6 +160,14 @@ def test_the_report_shows_what_was_judged_and_adds_up(sound: Path, judged: GateR
     assert open_artifact(sound).payload_digest == opened.payload_digest
 
 
+def test_worst_items_hold_what_each_model_finds_likeliest(judged: GateResult) -> None:
+    for item in judged.details["worst"]:
+        for side in ("baseline", "artifact"):
+            likely = [choice["probability"] for choice in item[side]]
+            assert likely == sorted(likely, reverse=True)
+            assert 0 < sum(likely) < 1 + 1e-5
+
+
 def test_a_report_of_broken_evidence_is_refused(sound: Path, judged: GateResult) -> None:
     path = sound / "evidence" / "gate" / "gate.json"
     whole = path.read_text(encoding="utf-8")
