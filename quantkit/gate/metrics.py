@@ -81,7 +81,8 @@ def score_rows(base: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor, T
     """KL, agreement of the most likely token, and the candidate's NLL of each row.
 
     base: float32 log-probabilities `[R, V]` of the baseline; overwritten by their log ratios to the candidate's.
-    logits: float32 `[R, V]` of the candidate. targets: int64 `[R]`. Returns kl float32 `[R]` (rounding below zero cut), same bool `[R]`, nll float32 `[R]`.
+    logits: float32 `[R, V]` of the candidate. targets: int64 `[R]`.
+    Returns kl float32 `[R]` (rounding below zero cut), same bool `[R]`, nll float32 `[R]`.
     """
     candidate = torch.log_softmax(logits, dim=-1)
     same = base.argmax(-1) == candidate.argmax(-1)

@@ -27,13 +27,15 @@ class Flips:
 
 @dataclass(frozen=True)
 class AnswerFigures:
-    """scores, rows: as the gate has them, those with a loss first; rows: all, languages, then category and language.
+    """scores, rows: as the gate has them, those with a loss first; rows: all, languages, then category and language;
+    unmeasurable: rows in which the baseline has too little right.
 
     reach: the widest interval's end, for the scale they share. flips: of all, and of every language. longest: tokens.
     """
 
     scores: Sequence[Row]
     rows: Sequence[Row]
+    unmeasurable: Sequence[Row]
     reach: float
     flips: Sequence[Flips]
     longest: int
@@ -45,13 +47,14 @@ def answer_figures(answers: Mapping[str, Any]) -> AnswerFigures:
     everything = [row for row in checked if row["category"] == "*"]
     everything.sort(key=lambda row: row["language"] != "*")
     cells = [row for row in checked if row["category"] != "*" and row["language"] != "*"]
-    cells.sort(key=lambda row: (not row["measurable"], row["change"], row["category"], row["language"]))
+    cells.sort(key=lambda row: (row["change"], row["category"], row["language"]))
     scores = [{"name": name, **row} for name, row in answers["scores"].items()]
     scores.sort(key=lambda row: (not row.get("measurable", False), row.get("change", 0.0)))
     ends = [abs(row[side]) for row in (*everything, *cells, *scores) if row.get("measurable") for side in _ENDS]
     return AnswerFigures(
         scores=scores,
-        rows=[*everything, *cells],
+        rows=[*everything, *(row for row in cells if row["measurable"])],
+        unmeasurable=[row for row in cells if not row["measurable"]],
         reach=min(1.0, max(ends, default=0.1)),
         flips=[_flips(row) for row in everything],
         longest=max((max(pair) for pair in answers["lengths"]), default=1),

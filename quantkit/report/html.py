@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ TITLES = {
     "not judged": "Not judged",
 }
 MEANINGS = {
-    "pass": "Every rule holds with its whole interval, and people accepted the answers or their look was waived.",
+    "pass": "No rule is broken, none is undecided, and people accepted the answers or their look was waived.",
     "fail": "At least one rule is broken with its whole interval, or people rejected the answers.",
     "inconclusive": "No rule is surely broken, but at least one interval straddles its limit: more data would decide.",
     "pending-review": "No rule is broken. People have yet to look at real answers.",
@@ -57,6 +58,7 @@ def render_html(report: Report) -> str:
             policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
             style=Markup(style),
             tiles=tiles(report),
+            look=next((command for command in report.commands if command.startswith("quantkit review")), ""),
             precision=maps.precision_maps(report.layers),
             errors=maps.error_maps(report.layers),
             schemes=_schemes(report.layers),
@@ -107,6 +109,7 @@ def _unserved(missing: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]
     return [(reason, ", ".join(dict.fromkeys(found))) for reason, found in kinds.items()]
 
 
+@functools.cache
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(_PAGE), autoescape=True, finalize=visible, undefined=StrictUndefined, trim_blocks=True

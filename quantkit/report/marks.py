@@ -63,7 +63,7 @@ def change(row: Mapping[str, Any], reach: float) -> Markup:
 
     colour = "fail" if row["high"] < 0 else "artifact"
     parts = [
-        tag('<line class="grid" x1="50%" x2="50%" y1="0" y2="16"/>'),
+        tag('<line class="zero" x1="50%" x2="50%" y1="0" y2="16"/>'),
         _line(at(row["low"]), at(row["high"]), 8, f"s-{colour} w3"),
         tag('<circle class="f-{}" cx="{:.2f}%" cy="8" r="3.5"/>', colour, at(row["change"])),
     ]
