@@ -1,0 +1,86 @@
+"""Static gates on machine code: the committed table holds what was compiled, and what must hold for every kernel.
+
+When a kernel changes, `python kernels/benchmarks/sass_table.py` writes the table anew; read what moved before commit.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantkit.compile.gates import CASES, measure, tool_versions
+from quantkit.compile.targets import SHARED_BYTES, TARGETS
+from quantkit_kernels.triton import kernels
+
+TABLE: dict[str, Any] = json.loads(
+    (Path(__file__).resolve().parents[2] / "kernels/benchmarks/sass_table.json").read_text(encoding="utf-8")
+)
+ROWS: dict[str, dict[str, Any]] = TABLE["rows"]
+DOTS = ("linear", "paged_attention ")
+
+
+def rows(case: str = "", target: str = "") -> dict[str, dict[str, Any]]:
+    suffix = f"| {target}" if target else ""
+    chosen = {name: row for name, row in ROWS.items() if name.startswith(case) and name.endswith(suffix)}
+    assert chosen, f"no row for {case} {target}"
+    return chosen
+
+
+def test_the_table_holds_every_kernel_on_every_target() -> None:
+    assert set(ROWS) == {f"{case} | {target}" for case in CASES for target in TARGETS}
+    assert {kernel for kernel, _ in CASES.values()} == set(kernels())
+    assert TABLE["tools"] == dict(tool_versions()), "other tools made it: run kernels/benchmarks/sass_table.py"
+
+
+def test_nothing_spills() -> None:
+    assert {name for name, row in ROWS.items() if row["spill_bytes"] or row["local"]} == set()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_memory_stays_within_the_targets_limit(target: str) -> None:
+    assert max(row["shared_bytes"] for row in rows(target=target).values()) <= SHARED_BYTES[target]
+
+
+def test_dots_are_matrix_instructions() -> None:
+    kinds = {name: set(row["matrix"]) for name, row in ROWS.items()}
+    assert {name for name in kinds if name.startswith(DOTS) and not kinds[name]} == set()
+    assert {name for name in kinds if not name.startswith(DOTS) and kinds[name]} == set()
+    assert set().union(*(kinds[name] for name in rows("linear_w4a16_many", "sm_90"))) == {"HGMMA"}
+    assert set().union(*(kinds[name] for name in rows("linear_w4a16_few"))) == {"HMMA"}
+
+
+def test_weights_are_read_sixteen_bytes_at_a_time() -> None:
+    assert all(row["wide_loads"] >= 8 for row in rows("linear").values())
+
+
+@pytest.mark.parametrize(
+    ("case", "target", "most"),
+    [
+        ("linear_w4a16_few g128", "sm_80", 5.0),
+        ("linear_w4a16_few g64", "sm_80", 5.3),
+        ("linear_w4a16_few g32", "sm_80", 6.0),
+        ("linear_w4a16_few g128", "sm_90", 4.0),
+        ("linear_w4a16_few g64", "sm_90", 4.3),
+        ("linear_w4a16_few g32", "sm_90", 5.0),
+        ("linear_w8a16_few", "sm_80", 5.0),
+        ("linear_w8a16_few", "sm_90", 4.0),
+    ],
+)
+def test_a_weight_costs_few_instructions_in_decode(case: str, target: str, most: float) -> None:
+    """Beyond about 4.9 (A100) and 4.6 (H100) a 4-bit weight costs more time than reading it."""
+    assert ROWS[f"{case} | {target}"]["per_weight"] <= most
+
+
+def test_todays_code_is_what_the_table_says(tmp_path: Path) -> None:
+    made = measure(["linear_w4a16_few g128"], ["sm_80", "sm_90"], tmp_path, 2, lambda *_: None)
+    assert made == {name: ROWS[name] for name in made}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_of_todays_code_is_what_the_table_says(target: str, tmp_path: Path) -> None:
+    made = measure(CASES, [target], tmp_path, 2, lambda *_: None)
+    assert made == rows(target=target)
