@@ -10,6 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from quantkit.report.escape import shorten
 from quantkit.report.svg import anchor, svg, tag
 
 TOP, HEIGHT, FOOT = 14, 120, 18
@@ -113,7 +114,7 @@ def pareto_chart(search: Mapping[str, Any]) -> Markup:
         x, y = plane.x(bits), plane.y(share(cost))
         parts.append(tag('<circle class="{}" cx="{:.2f}%" cy="{:.1f}" r="5"/>', classes, x, y))
         word = '<text class="tick strong" x="{:.2f}%" y="{:.1f}" dy="{}" text-anchor="{}">{}</text>'
-        parts.append(tag(word, x, y, dy, anchor(x), name))
+        parts.append(tag(word, x, y, dy, anchor(x), shorten(name, 24)))
     label = f"chosen: {search['average_bits']:.3g} bits, predicted {search['sensitivity']:.3g}"
     return svg(TOP + HEIGHT + FOOT, label, parts)
 

@@ -16,7 +16,7 @@ from quantkit.report.svg import anchor, svg, tag
 
 LEAST = 1e-6
 """Smallest KL that a scale shows."""
-MOST_TICKS = 7
+MOST_TICKS = 5
 
 
 @dataclass(frozen=True)
