@@ -107,7 +107,8 @@ def pareto_chart(search: Mapping[str, Any]) -> Markup:
 
     lines = [((n - low) / (high - low), f"{10.0**n:g}") for n in range(low, high + 1, math.ceil((high - low) / 4))]
     step = math.ceil((plane.right - plane.left) / 6)
-    feet = [(float(n), f"{n} bits") for n in range(int(plane.left), int(plane.right) + 1, step)]
+    feet = [(float(n), str(n)) for n in range(int(plane.left), int(plane.right), step)]
+    feet.append((plane.right, f"{plane.right:g} bits"))
     parts = plane.grid(lines, feet)
     parts.append(plane.curve([(bits, share(cost)) for bits, cost in corners], "s-source w2"))
     for name, bits, cost, classes, dy in marks:
@@ -117,6 +118,24 @@ def pareto_chart(search: Mapping[str, Any]) -> Markup:
         parts.append(tag(word, x, y, dy, anchor(x), shorten(name, 24)))
     label = f"chosen: {search['average_bits']:.3g} bits, predicted {search['sensitivity']:.3g}"
     return svg(TOP + HEIGHT + FOOT, label, parts)
+
+
+def acceptance_chart(points: Sequence[tuple[float, float]], marked: Sequence[float]) -> Markup:
+    """An operating curve: chance of acceptance (0 to 1) over the defect rate, which starts at 0.
+
+    marked: rates to tell the chance at (of the nearest point).
+    """
+    plane = _Plane(0, points[-1][0])
+    told = [(rate, min(points, key=lambda point: abs(point[0] - rate))[1]) for rate in marked]
+    parts = plane.grid([(v, f"{v:.0%}") for v in (0.0, 0.5, 1.0)], [(rate, f"{rate:.0%} defects") for rate in marked])
+    parts.append(plane.curve(points, "s-artifact w2"))
+    for rate, chance in told:
+        x, y = plane.x(rate), plane.y(chance)
+        parts.append(tag('<circle class="f-artifact" cx="{:.2f}%" cy="{:.1f}" r="4"/>', x, y))
+        word = '<text class="tick strong" x="{:.2f}%" y="{:.1f}" dx="8" dy="-4">{:.0%}</text>'
+        parts.append(tag(word, x, y, chance))
+    words = ", ".join(f"{chance:.0%} at {rate:.0%} defects" for rate, chance in told)
+    return svg(TOP + HEIGHT + FOOT, f"chance of acceptance: {words}", parts)
 
 
 def _single_schemes(search: Mapping[str, Any]) -> list[tuple[str, float, float]]:
@@ -136,34 +155,3 @@ def _single_schemes(search: Mapping[str, Any]) -> list[tuple[str, float, float]]
 
 def _feet(right: float, unit: str) -> list[tuple[float, str]]:
     return [(0.0, "0"), (right / 2, f"{right / 2:g}"), (right, f"{right:g} {unit}")]
-
-
-def curve(points: Sequence[Sequence[float]], marked: Sequence[float]) -> Markup:
-    """An operating curve: chance of acceptance (0 to 1, upwards) over the defect rate, which starts at 0.
-
-    marked: rates to drop a line at, each told with the chance there (of the nearest point).
-    """
-    height, last = 134, points[-1][0]
-
-    def x(rate: float) -> float:
-        return 1 + 98 * rate / last
-
-    def y(chance: float) -> float:
-        return 18 + 90 * (1 - chance)
-
-    parts = [tag('<line class="grid" x1="0" x2="100%" y1="{}" y2="{}"/>', y(v), y(v)) for v in (0.0, 0.5, 1.0)]
-    label = '<text class="tick" x="100%" y="{}" text-anchor="end">{:.0%}</text>'
-    parts += [tag(label, y(v) - 4, v) for v in (0.5, 1.0)]
-    segment = '<line class="s-artifact w2" x1="{:.2f}%" x2="{:.2f}%" y1="{:.1f}" y2="{:.1f}"/>'
-    parts += [tag(segment, x(a), x(b), y(p), y(q)) for (a, p), (b, q) in itertools.pairwise(points)]
-    told = []
-    for rate in marked:
-        chance = min(points, key=lambda point: abs(point[0] - rate))[1]
-        parts.append(tag('<circle class="f-artifact" cx="{:.2f}%" cy="{:.1f}" r="4"/>', x(rate), y(chance)))
-        text = '<text class="tick" x="{:.2f}%" y="{:.1f}" dx="8" dy="-4">{:.0%}</text>'
-        parts.append(tag(text, x(rate), y(chance), chance))
-        parts.append(
-            tag('<text class="tick" x="{:.2f}%" y="128" text-anchor="middle">{:.0%} defects</text>', x(rate), rate)
-        )
-        told.append(f"{chance:.0%} at {rate:.0%} defects")
-    return svg(height, f"chance of acceptance: {', '.join(told)}", parts)

@@ -47,7 +47,7 @@ def gather(path: Path | str) -> Report:
     review = review_status(artifact.folder).as_dict()
     try:
         return _report(artifact, gate, run, search, review)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(
             f"the evidence is not of the form this version writes ({error!r})",
             where=str(evidence),

@@ -61,6 +61,7 @@ def render_html(report: Report) -> str:
             look=next((command for command in report.commands if command.startswith("quantkit review")), ""),
             precision=maps.precision_maps(report.layers),
             errors=maps.error_maps(report.layers),
+            raised=_raised((report.gptq or {}).get("damping", {})),
             schemes=_schemes(report.layers),
             head=next((cell.scheme for cell in report.layers if cell.layer is None), None),
             gate=gate,
@@ -100,6 +101,12 @@ def _differing(one: Compared) -> tuple[Segments, Segments]:
     return differing(shorten(one.baseline, TEXT_SHOWN), shorten(one.candidate, TEXT_SHOWN))
 
 
+def _raised(damping: Mapping[str, float | None]) -> list[str]:
+    """Groups whose Hessian needed more damping than the least."""
+    least = min((value for value in damping.values() if value is not None), default=0.0)
+    return [group for group, value in damping.items() if value is not None and value > least]
+
+
 def _unserved(missing: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
     """(reason, kinds of nodes) that a target has no kernel for."""
     kinds: dict[str, list[str]] = {}
@@ -128,7 +135,9 @@ def _environment() -> Environment:
     made.globals |= {
         name: getattr(marks, name) for name in ("axis", "change", "forest", "quantiles", "share", "stacked", "swatch")
     }
-    made.globals |= {name: getattr(charts, name) for name in ("curve", "length_chart", "pareto_chart", "same_chart")}
+    made.globals |= {
+        name: getattr(charts, name) for name in ("acceptance_chart", "length_chart", "pareto_chart", "same_chart")
+    }
     made.globals["unserved"] = _unserved
     return made
 

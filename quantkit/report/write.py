@@ -54,7 +54,7 @@ def write_report(artifact: Path | str) -> Path:
 def _rendered(artifact: Path, report: Report, form: str) -> str:
     try:
         return FORMS[form][1](report)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, TemplateError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
         raise CheckpointError(
             f"the evidence is not of the form this version writes ({error})",
             where=str(artifact / FOLDER),

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from quantkit.artifact.read import open_artifact
 from quantkit.cli.app import run as quantkit
-from quantkit.report import FORMS
+from quantkit.errors import CheckpointError
+from quantkit.report import FORMS, render_html, write_report
 from quantkit.report.answers import worst_answers
 from quantkit.report.junit import render_junit
 from quantkit.report.markdown import escaped, render_markdown
+from quantkit.report.model import Cell
 from quantkit.report.write import render_json
-from tests.report_case import HOSTILE, gate, report, review, rule
-from tests.review_case import answer, answers, make_artifact, write_answers
+from tests.report_case import HOSTILE, compared, gate, report, review, rule, search
+from tests.review_case import answer, answers, copy_of, make_artifact, write_answers
 
 OUTCOMES = {"pass": None, "fail": "failure", "inconclusive": "error", "unproven": "skipped", "unmeasurable": "skipped"}
 
@@ -148,3 +152,30 @@ def test_the_command_writes_where_it_is_told(artifact: Path, tmp_path: Path) -> 
 def test_a_folder_is_no_file_to_write_to(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quantkit(["report", str(artifact), "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"groups": 5}, {"groups": [{"group": "x", "options": []}]}, {"frontier": [["a", "b"]]}, {"frontier": [[1]]},
+     {"average_bits": None},
+     {"groups": [{"group": "x", "weights": 0, "options": [{"scheme": "W", "bits": 4, "sensitivity": 1}]}]}],
+    ids=str,
+)  # fmt: skip
+def test_a_search_of_another_form_is_refused(artifact: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    made = copy_of(artifact, tmp_path / "artifact")
+    digest = open_artifact(made, check="sizes").payload_digest
+    (made / "evidence" / "run").mkdir(exist_ok=True)
+    path = made / "evidence" / "run" / "search.json"
+    path.write_text(json.dumps({"payload_digest": digest, **search(), **change}))
+    with pytest.raises(CheckpointError, match="not of the form"):
+        write_report(made)
+    path.write_text(json.dumps({"payload_digest": "sha256:other", **search()}))
+    with pytest.raises(CheckpointError, match="another payload"):
+        write_report(made)
+
+
+def test_a_report_of_a_large_model_is_small_enough_to_mail() -> None:
+    kinds = ("qkv", "o", "gate_up", "down")
+    layers = tuple(Cell(f"layers.{i}.{k}", i, k, "W4A16_G64", 4, 0.01, 0.5) for i in range(80) for k in kinds)
+    long = compared(baseline="一二" * 4000, candidate="一三" * 4000)
+    assert len(render_html(report(layers=layers, answers=(long,) * 8)).encode()) < 600_000
