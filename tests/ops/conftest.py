@@ -1,7 +1,7 @@
 """Fresh random inputs each run (the seed is printed on failure) and every instruction set this machine can run.
 
 `test_triton_*.py` run in Triton's interpreter. It must be on before triton is imported, and off for those who compile,
-so such a file is one test here: it runs in a process of its own. `TRITON_INTERPRET=1 pytest FILE` runs it in this one.
+so such a file is one test here, and they run in a process of their own. `TRITON_INTERPRET=1 pytest FILE` runs one here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -32,11 +35,39 @@ class InterpretedFile(pytest.File):
 
 class Interpreted(pytest.Item):
     def runtest(self) -> None:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(self.path)]
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(command, env=environment, cwd=self.config.rootpath, capture_output=True, text=True)
-        if ran.returncode != 0:
-            pytest.fail(f"{' '.join(command)}: exit code {ran.returncode}\n{ran.stdout}{ran.stderr}", pytrace=False)
+        if RUN not in self.session.stash:
+            files = [str(item.path) for item in self.session.items if isinstance(item, Interpreted)]
+            self.session.stash[RUN] = interpret(files, self.config.rootpath)
+        run = self.session.stash[RUN]
+        if run.code not in (0, 1) or self.path.stem in run.failed or self.path.stem not in run.passed:
+            pytest.fail(f"exit code {run.code}\n{run.output}", pytrace=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process for all interpreted files, as starting costs more than most of them; passed, failed: file stems."""
+
+    code: int
+    output: str
+    passed: set[str]
+    failed: set[str]
+
+
+RUN = pytest.StashKey[Run]()
+
+
+def interpret(files: list[str], root: Path) -> Run:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+        ran = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    outcomes: dict[bool, set[str]] = {True: set(), False: set()}
+    for case in cases:
+        passed = case.find("failure") is None and case.find("error") is None and case.find("skipped") is None
+        outcomes[passed].add(case.get("classname", "").rpartition(".")[2])
+    return Run(ran.returncode, ran.stdout + ran.stderr, outcomes[True], outcomes[False])
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
