@@ -13,6 +13,7 @@ from typing import Any
 from quantkit.errors import RecipeError
 from quantkit.gate.checks import Check, parse_check
 from quantkit.gate.data import Conversation, Message
+from quantkit.gate.json_answers import strict_json
 
 _KEYS = frozenset(
     ("id", "category", "language", "messages", "max_tokens", "critical", "checks", "criteria", "note", "source")
@@ -40,6 +41,11 @@ class Prompt:
     def passes(self, answer: str) -> bool:
         """Whether `answer` satisfies every check."""
         return all(check.passes(answer) for check in self.checks)
+
+    @property
+    def refusal(self) -> str:
+        """`True` or `False` where a check says whether the model should refuse, else empty."""
+        return next((str(check.arguments["value"]) for check in self.checks if check.kind == "refusal"), "")
 
     def row(self) -> dict[str, Any]:
         """The prompt as its line of a prompt file."""
@@ -81,10 +87,13 @@ def read_prompts(paths: Iterable[Path]) -> list[Prompt]:
 
 
 def choose(prompts: Sequence[Prompt], most: int, *, seed: int) -> list[Prompt]:
-    """At most `most` prompts in their own order: critical ones first, then language × category cells in turns."""
-    cells: dict[tuple[str, str], list[Prompt]] = defaultdict(list)
+    """At most `most` prompts in their own order: critical ones first, then language × category cells in turns.
+
+    Prompts to refuse and their harmless look-alikes are cells of their own.
+    """
+    cells: dict[tuple[str, str, str], list[Prompt]] = defaultdict(list)
     for item in sorted(prompts, key=lambda item: (not item.critical, _order(seed, item.id))):
-        cells[item.language, item.category].append(item)
+        cells[item.language, item.category, item.refusal].append(item)
     longest = max((len(cell) for cell in cells.values()), default=0)
     turns = [cells[key][turn] for turn in range(longest) for key in sorted(cells) if turn < len(cells[key])]
     turns.sort(key=lambda item: not item.critical)
@@ -106,7 +115,8 @@ def _order(seed: int, name: str) -> bytes:
 
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = strict_json(line)
+        json.dumps(row, ensure_ascii=False).encode()  # halves of surrogate pairs are no text
     except (ValueError, RecursionError) as error:
         raise RecipeError(f"not valid JSON ({error})", where=where) from None
     if not isinstance(row, dict):
