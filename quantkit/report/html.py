@@ -66,7 +66,6 @@ def render_html(report: Report) -> str:
             head=next((cell.scheme for cell in report.layers if cell.layer is None), None),
             gate=gate,
             answers=(gate or {}).get("answers"),
-            audit=(gate or {}).get("audit"),
             compared=[(one, *_differing(one)) for one in report.answers],
             **(_judged(gate) if gate is not None else {}),
         )

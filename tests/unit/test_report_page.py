@@ -88,6 +88,15 @@ def test_evidence_of_an_earlier_release_is_shown_without_the_parts_it_lacks() ->
         assert absent not in page.text
 
 
+def test_probabilities_that_an_earlier_release_recorded_wrongly_are_not_shown() -> None:
+    old = gate()
+    old["worst"][0]["baseline"] = [{"token": "odd", "probability": 6177.967}, {"token": "even", "probability": 0.9}]
+    text = Page(render_html(report(gate=old))).text
+    assert "recorded wrongly by an earlier release" in text
+    assert "617796.7%" not in text
+    assert "70.0%" in text  # the artifact's are
+
+
 def test_flips_are_counted_both_ways() -> None:
     text = " ".join(Page(render_html(report())).text.split())
     assert "right before 2 1 wrong before 0 1" in text  # of 4: both 2, lost 1, gained 0, neither 1
