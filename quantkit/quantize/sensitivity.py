@@ -12,7 +12,7 @@ from quantkit.quantize.gradients import Tap
 
 CHUNK = 1 << 22
 """Weights compared at a time."""
-_EVEN = 10
+_EVEN = 20
 """Samples at which both estimates count the same."""
 
 
@@ -40,8 +40,8 @@ def predicted_kl(changes: Tensor, lengths: Sequence[int]) -> float:
     """Predicted mean KL divergence in nats a token, between `kl_by_token` and `kl_by_sample`.
 
     One misses how a sample's errors add up (those of keys and values do), the other is noisy: of S samples its relative
-    variance is 2 / S, against a squared error of about 0.2 of the first (docs/results/sensitivity.md). Weighing them by
-    these errors gives the second the share S / (S + 10).
+    variance is 2 / S, against a squared error of about 0.1 of the first (docs/results/sensitivity.md). Weighing them by
+    these errors gives the second the share S / (S + 20).
     """
     share = len(lengths) / (len(lengths) + _EVEN)
     return (1 - share) * kl_by_token(changes) + share * kl_by_sample(changes, lengths)
