@@ -1,9 +1,11 @@
-"""JSON inside an answer: found, parsed strictly, compared. Nothing here raises on what a model wrote."""
+"""JSON inside an answer: found, parsed strictly, compared. A number that no double holds is none (RFC 7493)."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,11 @@ import jsonschema
 import referencing
 import referencing.exceptions
 
+from quantkit.gate.patterns import matches, pattern_problem
+
 ATTEMPTS = 64
 """Brackets of an answer from which a value is tried to be read."""
+_MOST_DIGITS = 300
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -26,7 +31,7 @@ class Found:
 def find_json(answer: str) -> Found | None:
     """The first JSON value of `answer`: of the first code fence that holds one, else of the text.
 
-    The whole text may be any value; inside prose only objects and arrays count. NaN and Infinity are no JSON.
+    The whole text may be any value; inside prose only objects and arrays count. NaN, Infinity and 1e999 are no JSON.
     """
     for text in (*_FENCE.findall(answer), answer):
         found = _first(text)
@@ -36,7 +41,10 @@ def find_json(answer: str) -> Found | None:
 
 
 def satisfies(value: Any, schema: Any) -> bool:
-    """Whether `value` is valid by a JSON Schema (2020-12); nothing is fetched for its references."""
+    """Whether `value` is valid by a JSON Schema (2020-12); nothing is fetched for its references.
+
+    RecipeError when a pattern of the schema takes too much time or memory.
+    """
     try:
         return bool(_validator(schema).is_valid(value))
     except (RecursionError, referencing.exceptions.Unresolvable):
@@ -47,9 +55,11 @@ def schema_error(schema: Any) -> str:
     """What is wrong with a schema; empty when nothing."""
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
+        return next(_unreadable(schema), "")
     except jsonschema.SchemaError as error:
         return f"the schema is not valid: {error.message}"[:160]
-    return ""
+    except RecursionError:
+        return "the schema is nested too deeply"
 
 
 def pointer(value: Any, place: str) -> tuple[bool, Any]:
@@ -82,11 +92,25 @@ def equals(found: Any, wanted: Any) -> bool:
     )
 
 
+def strict_json(text: str) -> Any:
+    """One JSON value. ValueError for what is none, NaN and numbers that no double holds among it."""
+    return _DECODER.decode(text)
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _float(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits[:40])
+
+
+def _int(digits: str) -> int:
+    return int(digits) if len(digits) <= _MOST_DIGITS else _refuse(f"{digits[:40]}...")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_float, parse_int=_int)
 
 
 def _first(text: str) -> Found | None:
@@ -110,5 +134,30 @@ def _decode(text: str, start: int, *, whole: bool = False) -> Found | None:
     return None if whole and end != len(text) else Found(value)
 
 
+def _unreadable(schema: Any) -> Iterator[str]:
+    """What of a valid schema is not read here: other documents, and patterns that nothing could stop."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _unreadable(item)
+    if not isinstance(schema, dict):
+        return
+    if "patternProperties" in schema:
+        yield "the schema has patternProperties, which is not read here"
+    if isinstance(place := schema.get("$ref"), str) and not place.startswith("#"):
+        yield f"the schema refers to {place[:60]!r}: nothing is fetched, write it out under $defs"
+    if isinstance(pattern := schema.get("pattern"), str):
+        yield from filter(None, [pattern_problem(pattern)])
+    for part in schema.values():
+        yield from _unreadable(part)
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if isinstance(instance, str) and not matches(pattern, instance):
+        yield jsonschema.ValidationError(f"does not match {pattern!r}")
+
+
+_Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+
+
 def _validator(schema: Any) -> Any:
-    return jsonschema.Draft202012Validator(schema, registry=referencing.Registry())
+    return _Validator(schema, registry=referencing.Registry())
