@@ -2,7 +2,7 @@
 
 A channel's scale maps the largest value that calibration saw to code 127. On other text of the same kind the largest
 code comes near that again; with a scale twice too large no code exceeds half of the range. With one half as large the
-baseline's own keys and values on the same text reach twice as far as the codes can say. Decision 14 has the figures.
+baseline's own keys and values on the same text reach twice as far as the codes can say. Decision 12 has the figures.
 """
 
 from __future__ import annotations

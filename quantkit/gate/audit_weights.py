@@ -2,7 +2,7 @@
 
 Errors are in steps: (stored - source) / scale. Rounding to nearest gives a mean near 0 and an rms near 0.29 in every
 group; GPTQ moves single weights by several steps but no whole matrix. A zero point off by one shifts its group by one
-step; a wrong scale stretches its group; rows in another order leave nothing of the source. Decision 14 has the figures
+step; a wrong scale stretches its group; rows in another order leave nothing of the source. Decision 12 has the figures
 behind the limits.
 """
 
