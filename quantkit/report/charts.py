@@ -13,7 +13,7 @@ from markupsafe import Markup
 from quantkit.report.escape import shorten
 from quantkit.report.svg import anchor, svg, tag
 
-TOP, HEIGHT, FOOT = 14, 120, 18
+TOP, HEIGHT, FOOT = 20, 120, 18
 BINS = 20
 MOST_CORNERS = 60
 """Points of a frontier that are drawn."""
@@ -27,7 +27,7 @@ class _Plane:
     right: float
 
     def x(self, value: float) -> float:
-        return 1.5 + 97 * (value - self.left) / max(self.right - self.left, 1e-12)
+        return 1.5 + 88 * (value - self.left) / max(self.right - self.left, 1e-12)
 
     @staticmethod
     def y(share: float) -> float:
@@ -127,7 +127,8 @@ def acceptance_chart(points: Sequence[tuple[float, float]], marked: Sequence[flo
     """
     plane = _Plane(0, points[-1][0])
     told = [(rate, min(points, key=lambda point: abs(point[0] - rate))[1]) for rate in marked]
-    parts = plane.grid([(v, f"{v:.0%}") for v in (0.0, 0.5, 1.0)], [(rate, f"{rate:.0%} defects") for rate in marked])
+    feet = [*((rate, f"{rate:.0%}") for rate in marked), (plane.right, f"{plane.right:.0%} defects")]
+    parts = plane.grid([(v, f"{v:.0%}") for v in (0.0, 0.5, 1.0)], feet)
     parts.append(plane.curve(points, "s-artifact w2"))
     for rate, chance in told:
         x, y = plane.x(rate), plane.y(chance)
