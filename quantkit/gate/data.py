@@ -189,7 +189,14 @@ def _conversation(row: Mapping[str, Any], where: str, strict: bool) -> Conversat
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             raise RecipeError("a turn has a 'role' and a 'content', both text", where=where)
     turns = tuple({"role": m["role"], "content": m["content"]} for m in messages)
-    return Conversation(str(row.get("id")), str(row.get("category")), str(row.get("language")), turns, where)
+    item = Conversation(str(row.get("id")), str(row.get("category")), str(row.get("language")), turns, where)
+    if strict and any(map(_half_characters, (item.id, item.category, item.language, *(m["content"] for m in turns)))):
+        raise RecipeError("holds half of a surrogate pair, which is no character", where=where)
+    return item
+
+
+def _half_characters(text: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _message_hashes(item: Conversation) -> list[bytes]:

@@ -117,7 +117,9 @@ def test_a_check_that_is_none_is_refused_with_its_place(row: dict[str, Any], sai
 
 
 def test_a_schema_fetches_nothing() -> None:
-    check = parse_check({"kind": "json", "schema": {"$ref": "http://localhost:9/schema.json"}}, "here")
+    with pytest.raises(RecipeError, match="nothing is fetched"):
+        parse_check({"kind": "json", "schema": {"$ref": "http://localhost:9/schema.json"}}, "here")
+    check = parse_check({"kind": "json", "schema": {"$dynamicRef": "http://localhost:9/schema.json"}}, "here")
     assert not check.passes("{}")
 
 
