@@ -30,6 +30,8 @@ def report(
     """Write an artifact's report in every form into evidence/report/, or one form to the terminal or a file."""
     from quantkit.report import render, write_report
 
+    if as_json and form not in (None, Form.json):
+        raise RecipeError("--json and --format ask for different forms", next="Leave one of them out")
     chosen = Form.json if as_json else form
     if output is None and chosen is None:
         page = write_report(artifact)

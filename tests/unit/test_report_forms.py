@@ -149,6 +149,11 @@ def test_the_command_writes_where_it_is_told(artifact: Path, tmp_path: Path) -> 
     assert ElementTree.parse(tmp_path / "a" / "out.xml").getroot().tag == "testsuites"
 
 
+def test_two_forms_at_once_are_refused(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert quantkit(["report", str(artifact), "--json", "--format", "junit"]) == 2
+    assert "different forms" in capsys.readouterr().err
+
+
 def test_a_folder_is_no_file_to_write_to(artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert quantkit(["report", str(artifact), "-o", str(tmp_path)]) == 2
     assert "is a folder" in capsys.readouterr().err
