@@ -14,7 +14,7 @@ from quantkit.runtime.text import ChatText
 
 MAX_NEW_TOKENS = 96
 """Tokens of an answer unless the recipe says otherwise."""
-MAX_PROMPTS = 96
+MAX_PROMPTS = 140
 
 DIVERGENCE = (
     "mean KL(baseline‖artifact) in nats over the tokens of the baseline's answer, teacher-forced, summed over the "

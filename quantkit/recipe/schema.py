@@ -301,7 +301,7 @@ class GateSection(Section):
         description="JSONL files of prompts with checkable answers, answered by source and artifact; [] for none.",
     )
     max_samples: int = Field(default=64, ge=2, le=100_000, description="Conversations used at most.")
-    max_prompts: int = Field(default=96, ge=1, le=100_000, description="Prompts answered at most.")
+    max_prompts: int = Field(default=140, ge=1, le=100_000, description="Prompts answered at most.")
     max_new_tokens: int = Field(default=96, ge=1, le=4096, description="Tokens of an answer at most.")
     review: ReviewSection = Field(default=ReviewSection())
 
