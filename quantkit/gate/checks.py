@@ -21,10 +21,10 @@ from quantkit.gate.wording import (
     numbers_in,
     word_count,
 )
+from quantkit.numeric import is_number
 
 MOST_TEXT = 1 << 16
 """Characters of an answer that are looked at."""
-_LARGEST = 1e300
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,6 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text.strip() for text in value)
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
-
-
 def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -132,7 +128,9 @@ _KINDS: dict[str, _Kind] = {
     "contains_all": _Kind({"values": _texts}, lambda text, a: all(_contained(text, a))),
     "contains_any": _Kind({"values": _texts}, lambda text, a: any(_contained(text, a))),
     "contains_none": _Kind({"values": _texts}, lambda text, a: bool(text.strip()) and not any(_contained(text, a))),
-    "number": _Kind({"value": _number, "tolerance": lambda v: _number(v) and v >= 0}, _near, frozenset({"tolerance"})),
+    "number": _Kind(
+        {"value": is_number, "tolerance": lambda v: is_number(v) and v >= 0}, _near, frozenset({"tolerance"})
+    ),
     "choice": _Kind(
         {"value": lambda v: isinstance(v, str) and len(v) == 1 and v in "ABCDEFGH"},
         lambda text, a: choice_of(text) == a["value"],

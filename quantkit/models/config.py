@@ -6,12 +6,12 @@ absurd size or a feature this toolkit would compute wrongly is one clear line in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from quantkit.errors import CheckpointError, RecipeError
 from quantkit.models.spec import RopeKind, RopeSpec
+from quantkit.numeric import is_number
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Config:
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """A positive finite number; CheckpointError otherwise."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise self._wrong(key, "a positive number", value)
         return float(value)
 
@@ -81,9 +81,7 @@ class Config:
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
         """A list of `length` positive finite numbers; CheckpointError otherwise."""
         value = self._get(key, _REQUIRED)
-        good = isinstance(value, list) and all(
-            isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and v > 0 for v in value
-        )
+        good = isinstance(value, list) and all(is_number(v) and v > 0 for v in value)
         if not good or len(value) != length:
             raise self._wrong(key, f"a list of {length} positive numbers", value)
         return tuple(float(v) for v in value)

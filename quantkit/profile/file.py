@@ -17,11 +17,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import yaml
 
 from quantkit.errors import RecipeError
+from quantkit.numeric import is_number
 from quantkit.profile.model import Cell, Concurrency, Histogram, Profile
 from quantkit.yaml_source import Loc, YamlSource, read_yaml
 
@@ -161,7 +162,7 @@ class _Reader:
         loc: Loc = ("concurrency",)
         data = self._mapping(value, loc, ("mean", "peak"))
         mean, peak = data.get("mean"), self._count(data.get("peak"), (*loc, "peak"))
-        if not _is_number(mean) or not 0 < (average := float(mean)) <= peak:
+        if not is_number(mean) or not 0 < (average := float(mean)) <= peak:
             raise self._wrong((*loc, "mean"), f"mean must be a number above 0, at most the peak, not {_shown(mean)}")
         return Concurrency(average, peak)
 
@@ -172,7 +173,7 @@ class _Reader:
         return [share / total for share in shares]
 
     def _share(self, value: Any, loc: Loc) -> float:
-        if not _is_number(value) or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             raise self._wrong(loc, f"a share is a number from 0 to 1, not {_shown(value)}")
         return float(value)
 
@@ -201,10 +202,6 @@ class _Reader:
 
     def _wrong(self, loc: Loc, what: str, next: str = "") -> RecipeError:
         return RecipeError(what, where=self._source.where(loc), next=next)
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _shown(value: Any) -> str:

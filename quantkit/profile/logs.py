@@ -8,13 +8,13 @@ record (`prompt_tokens`, `completion_tokens`, `time`, `duration_ms`), such as `q
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quantkit.errors import RecipeError
+from quantkit.numeric import is_number
 from quantkit.profile.language import language_of
 from quantkit.profile.model import ANY, EDGES, Cell, Concurrency, Histogram, Profile, bin_of, label
 
@@ -265,7 +265,7 @@ def _span(parts: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
 def _number(parts: Sequence[Mapping[str, Any]], key: str) -> float | None:
     for part in parts:
         value = part.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if is_number(value):
             return float(value)
     return None
 

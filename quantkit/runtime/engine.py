@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantkit.errors import RequestError
+from quantkit.numeric import is_number
 from quantkit.runtime.batch import StepBatch
 from quantkit.runtime.block_pool import BlockPool
 from quantkit.runtime.prefix_cache import PrefixCache
@@ -199,7 +199,7 @@ class EngineCore:
         if not isinstance(asked.cache_salt, str):
             raise RequestError(f"cache_salt must be a text, got {asked.cache_salt!r}")
         late = asked.deadline_ms
-        if late is not None and not (isinstance(late, int | float) and math.isfinite(late) and late > 0):
+        if late is not None and not (is_number(late) and late > 0):
             raise RequestError(f"deadline_ms must be greater than 0, got {late!r}")
         params.check_vocabulary(config.vocab_size)
         prompt = _prompt(asked, config.vocab_size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantkit.errors import RequestError
+from quantkit.numeric import is_number
 
 MAX_LOGPROBS = 20
 """Alternatives a position may report, as the API has it."""
@@ -108,8 +109,7 @@ class SamplingParams:
 
 
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high or (open_low and value == low):
+    if not is_number(value) or not low <= value <= high or (open_low and value == low):
         bound = f"greater than {low:g}" if open_low else f"at least {low:g}"
         limit = "" if high == math.inf else f" and at most {high:g}"
         raise RequestError(f"{name} must be {bound}{limit}, got {value!r}")
