@@ -7,6 +7,7 @@ from typing import Any
 
 from quantkit.gate.audit_cache import LEAST_USE, MOST_REACH, CacheUse
 from quantkit.gate.audit_weights import PartAudit, PlainAudit, WeightAudit
+from quantkit.gate.results import token_text
 from quantkit.gate.rule import Rule, exact
 from quantkit.gate.wording import has_cjk
 from quantkit.runtime.text import ChatText
@@ -66,7 +67,7 @@ def _changed(one: PlainAudit, text: ChatText) -> str:
     said = f"{one.name}: {len(one.rows):,} of {one.of:,} rows are not the source's"
     if one.kind != "table":
         return said
-    named = [text.token_text(row) for row in one.rows if row < text.vocab_size]
+    named = [token_text(row, text) for row in one.rows if row < text.vocab_size]
     kind = " (all with Chinese, Japanese or Korean characters)" if named and all(map(has_cjk, named)) else ""
     shown = ", ".join(repr(token) for token in named[:TOKENS_NAMED])
     return f"{said}: tokens {shown}{', …' if len(named) > TOKENS_NAMED else ''}{kind}"
