@@ -12,6 +12,8 @@ from quantkit.gate.policy import AnswerLimit, Policy
 from quantkit.gate.rule import Outcome, Rule
 from quantkit.gate.tasks import LENGTHS, Score, length_ratio, score
 
+_NO_EVIDENCE, _WORSE = "no evidence of harm", "worse than chance explains, but not surely beyond the limit"
+
 
 def answer_rules(pairs: Sequence[Pair], limits: Sequence[AnswerLimit], policy: Policy) -> list[Rule]:
     """One rule a limit, on both models' answers to the same prompts."""
@@ -45,7 +47,8 @@ def _drop(limit: AnswerLimit, found: Score, policy: Policy) -> Rule:
         f"{seen.p:.2g}; at most {-100 * limit.bound:g} points lost allowed"
     )
     if outcome in ("unproven", "inconclusive"):
-        text += _more(items_needed(seen.losses, len(found), -limit.bound, policy.confidence), -limit.bound)
+        needed = items_needed(seen.losses, len(found), -limit.bound, policy.confidence)
+        text += _more(needed, -limit.bound, harmed=seen.value < 0 and seen.p < 1 - policy.confidence)
     return Rule(limit.metric, seen.value, seen.low, seen.high, limit.bound, "lower", None, outcome, text, "answers")
 
 
@@ -78,7 +81,7 @@ def _length(limit: AnswerLimit, pairs: Sequence[Pair], policy: Policy) -> Rule:
         f"{len(pairs)} prompts; {least:.2f} to {most:.2f} allowed"
     )
     if outcome == "unproven":
-        text += ": no evidence of harm"
+        text += f": {_NO_EVIDENCE}"
     return Rule(limit.metric, found.value, found.low, found.high, limit.bound, "within", None, outcome, text, "answers")
 
 
@@ -94,7 +97,8 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _more(items: int | None, limit: float) -> str:
+def _more(items: int | None, limit: float, *, harmed: bool = False) -> str:
+    said = _WORSE if harmed else _NO_EVIDENCE
     if items is None:
-        return ": no evidence of harm"
-    return f": no evidence of harm; {items:,} more items without another one would exclude {100 * limit:g} points"
+        return f": {said}"
+    return f": {said}; {items:,} more items without another one would exclude {100 * limit:g} points"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["pass", "fail", "inconclusive", "unproven", "unmeasurable"]
-"""`unproven`: no evidence of harm, nor yet of its absence. `unmeasurable`: the baseline itself cannot do it. Neither
-blocks a verdict, and neither is a pass."""
+"""`unproven`: neither surely inside the limit nor surely beyond it. `unmeasurable`: the baseline itself cannot do it.
+Neither blocks a verdict, and neither is a pass."""
 
 Section = Literal["tokens", "answers", "structure", "audit"]
 

@@ -41,6 +41,14 @@ class AnswerFigures:
     longest: int
 
 
+def surely_worse(gate: Mapping[str, Any]) -> list[Row]:
+    """Rules on answers that do not fail, though chance does not explain what was lost (McNemar's test)."""
+    scores = (gate.get("answers") or {}).get("scores") or {}
+    chance = 1 - gate["policy"]["confidence"]
+    lost = {name for name, row in scores.items() if row.get("change", 0) < 0 and row.get("mcnemar_p", 1) < chance}
+    return [rule for rule in gate["verdict"]["rules"] if rule["outcome"] == "unproven" and rule["name"] in lost]
+
+
 def answer_figures(answers: Mapping[str, Any]) -> AnswerFigures:
     """From the `answers` of a gate's details."""
     checked = [row for row in answers["rows"] if "change" in row]

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from quantkit.report import charts, maps, marks
 from quantkit.report.escape import shorten, signs, visible
 from quantkit.report.figures import SERIES, figure_table
-from quantkit.report.figures_of_answers import answer_figures
+from quantkit.report.figures_of_answers import answer_figures, surely_worse
 from quantkit.report.model import Cell, Compared, Report
 from quantkit.report.tiles import tiles
 from quantkit.review.words import Segments, differing
@@ -78,6 +78,7 @@ def _judged(gate: Mapping[str, Any]) -> dict[str, Any]:
     rules = sorted(gate["verdict"]["rules"], key=lambda rule: _ORDER[rule["outcome"]])
     return {
         "rules": rules,
+        "worse": surely_worse(gate),
         "rule_groups": _grouped(rules),
         "counts": {name: sum(rule["outcome"] == name for rule in rules) for name in _ORDER},
         "figures": figure_table(gate),

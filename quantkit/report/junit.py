@@ -1,8 +1,8 @@
 """The report as JUnit XML: every rule a test case, so that a build server lists what is broken and what is open.
 
 A broken rule is a failure. One whose interval straddles its limit, and a review that people have not finished, are
-errors: the question could not be answered yet, and the build must not go green. What shows no evidence of harm without
-proving its absence, and what this model cannot do in the first place, is skipped with the reason.
+errors: the question could not be answered yet, and the build must not go green. What is surely
+neither inside its limit nor beyond it, and what this model cannot do in the first place, is skipped with the reason.
 """
 
 from __future__ import annotations

@@ -87,6 +87,13 @@ def test_a_drop_fails_only_when_it_is_surely_beyond_the_limit() -> None:
     assert rule({"metric": "task", "drop": 0.05}, pairs(80, 9, 2, 9), prove=True).outcome == "inconclusive"
 
 
+def test_a_loss_that_chance_does_not_explain_is_not_called_no_evidence_of_harm() -> None:
+    found = rule({"metric": "task", "drop": 0.05}, pairs(80, 10, 1, 5))
+    assert found.outcome == "unproven"
+    assert "no evidence of harm" not in found.text
+    assert "worse than chance explains, but not surely beyond the limit" in found.text
+
+
 def test_the_shares_of_losses_and_gains_alike_are_no_harm_however_many_flips() -> None:
     given = pairs(20, 40, 40, 0)
     assert rule({"metric": "task", "drop": 0.05}, given).outcome == "unproven"

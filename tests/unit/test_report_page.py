@@ -11,7 +11,7 @@ import pytest
 from quantkit.report.escape import shorten, signs, visible
 from quantkit.report.html import render_html
 from quantkit.report.marks import LogScale
-from tests.report_case import HOSTILE, Page, answers, compared, gate, report, review
+from tests.report_case import HOSTILE, Page, answers, compared, gate, report, review, rule
 
 PLAIN_TAGS = {tag for tag, _ in Page(render_html(report())).tags}
 
@@ -75,6 +75,18 @@ def test_a_banner_where_nothing_broke_counts_the_rules_instead_of_listing_them()
     banner = text[: text.index("The artifact, as served")]
     assert "2 of 2 rules hold" in banner
     assert "top choices hold" not in banner
+
+
+def test_a_loss_that_chance_does_not_explain_is_worth_a_look_though_it_does_not_fail() -> None:
+    judged = gate()
+    judged["answers"]["scores"]["loop_free"] = {**judged["answers"]["scores"]["task"], "mcnemar_p": 0.01}
+    judged["verdict"]["rules"] += [
+        rule("loop_free", "unproven", "ten answers run in a loop"), rule("task", "unproven", "may be nothing"),
+    ]  # fmt: skip
+    text = " ".join(Page(render_html(report(gate=judged))).text.split())
+    banner = text[: text.index("The artifact, as served")]
+    assert "Worth a look: ten answers run in a loop" in banner
+    assert "may be nothing" not in banner
 
 
 def test_evidence_of_an_earlier_release_is_shown_without_the_parts_it_lacks() -> None:
