@@ -29,11 +29,19 @@ def main() -> None:
         sys.exit(build.returncode)
     print()
     subprocess.run([QUANTKIT, "inspect", ARTIFACT], check=True)
-    print(f"\nreport   {ARTIFACT / 'evidence/report/report.html'}\n")
+    print(f"\nkernels    {kernels()}")
+    subprocess.run([QUANTKIT, "review", "status", ARTIFACT], check=False)
     serve_and_ask()
     print(f"\ndemo done in {time.monotonic() - started:.0f} s. Go on with:")
-    print(f"  {QUANTKIT.relative_to(ROOT)} chat {ARTIFACT.relative_to(ROOT)}")
-    print(f"  {QUANTKIT.relative_to(ROOT)} serve {ARTIFACT.relative_to(ROOT)}")
+    for command in ("review", "report", "chat", "serve"):
+        print(f"  {QUANTKIT.relative_to(ROOT)} {command} {ARTIFACT.relative_to(ROOT)}")
+
+
+def kernels() -> str:
+    """How many kernels the artifact holds for each target."""
+    listed = subprocess.run([QUANTKIT, "kernels", "list", ARTIFACT, "--json"], check=True, capture_output=True)
+    targets = json.loads(listed.stdout)["targets"]
+    return ", ".join(f"{len(each['kernels'])} for {target}" for target, each in targets.items()) or "none"
 
 
 def serve_and_ask() -> None:
