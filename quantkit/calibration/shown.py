@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from quantkit.calibration.samples import CalibrationSet, Sample
+from quantkit.terminal import printable
 
 _LINES, _WIDTH = 6, 110
 _MOST_MISSING = 5
@@ -84,8 +85,3 @@ def _cut(text: str) -> list[str]:
 
 def _lengths(lengths: Mapping[str, int] | None, mark: str = "") -> str:
     return "-" if lengths is None else mark + "/".join(str(lengths[key]) for key in ("p50", "p95", "p99"))
-
-
-def printable(line: str) -> str:
-    """Other people's words must not steer a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

@@ -30,6 +30,7 @@ from quantkit.cli.search import search
 from quantkit.cli.serve import serve
 from quantkit.cli.verify import verify
 from quantkit.errors import QuantkitError
+from quantkit.terminal import printable
 
 INTERRUPTED = 130
 _M_MMAP_THRESHOLD = -3
@@ -108,7 +109,7 @@ def _fail(line: str, code: int, debug: bool) -> int:
 
 def _one_line(text: str) -> str:
     """`text` as one line that fits a screen and cannot steer a terminal: names in files are other people's words."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+    line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from quantkit.cli.paths import OutPath, RecipePath, Sets, artifact_folder
+from quantkit.terminal import printable
 
 
 def build(
@@ -41,7 +42,7 @@ def build(
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        typer.echo(_text(result))
+        typer.echo(printable(_text(result)))
     return built.exit_code
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from quantkit.terminal import printable
+
 if TYPE_CHECKING:
     from quantkit.gate import GateResult
 
@@ -74,18 +76,20 @@ def gate(
 def _show(result: GateResult, artifact: Path, word: str, people: str) -> None:
     verdict = result.verdict
     cover = verdict.coverage
-    typer.echo(f"{word}  (policy {verdict.policy}, class {verdict.policy_class})")
+    typer.echo(printable(f"{word}  (policy {verdict.policy}, class {verdict.policy_class})"))
     for rule in verdict.rules:
-        typer.echo(f"  {rule.outcome:<12} {rule.text}")
+        typer.echo(printable(f"  {rule.outcome:<12} {rule.text}"))
     for note in verdict.notes:
-        typer.echo(f"  note         {note}")
-    typer.echo(f"{verdict.tally}.")
+        typer.echo(printable(f"  note         {note}"))
+    typer.echo(printable(f"{verdict.tally}."))
     isa = f":{cover.isa}" if cover.isa else ""
-    typer.echo(f"Covers {cover.backend}{isa}, {cover.compute} compute, {cover.kv_format} KV cache.")
+    typer.echo(printable(f"Covers {cover.backend}{isa}, {cover.compute} compute, {cover.kv_format} KV cache."))
     if verdict.waiver is not None:
-        typer.echo(f"Review waived: {verdict.waiver}")
-    typer.echo(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
-    typer.echo(f"Evidence in {result.evidence}. Next: quantkit report {artifact}")
+        typer.echo(printable(f"Review waived: {verdict.waiver}"))
+    typer.echo(
+        printable(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
+    )
+    typer.echo(printable(f"Evidence in {result.evidence}. Next: quantkit report {artifact}"))
 
 
 class _Line:

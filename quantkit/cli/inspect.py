@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quantkit.terminal import printable
+
 if TYPE_CHECKING:
     from quantkit.artifact.read import Artifact
 
@@ -26,10 +28,10 @@ def inspect(
     if program:
         from quantkit.program import format_program
 
-        typer.echo(format_program(opened.program))
+        typer.echo(printable(format_program(opened.program)))
         return
     facts = _facts(opened)
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _text(facts))
+    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else printable(_text(facts)))
 
 
 def _facts(opened: Artifact) -> dict[str, Any]:

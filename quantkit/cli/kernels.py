@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from quantkit.terminal import printable
+
 kernels = typer.Typer(name="kernels", help="Kernels compiled ahead of time into an artifact.", no_args_is_help=True)
 
 
@@ -28,4 +30,4 @@ def list_kernels(
 
     opened = open_artifact(artifact, check="sizes")
     targets, buckets = read_kernels(opened), read_buckets(opened)
-    typer.echo(json.dumps(as_data(targets, buckets), indent=2) if as_json else as_text(targets, buckets))
+    typer.echo(json.dumps(as_data(targets, buckets), indent=2) if as_json else printable(as_text(targets, buckets)))

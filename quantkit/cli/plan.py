@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.paths import OutPath, RecipePath, Sets, artifact_folder
+from quantkit.terminal import printable
 
 if TYPE_CHECKING:
     from quantkit.build.plan import Plan
@@ -30,7 +31,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps({**asdict(made), "out": str(made.out)}, indent=2, ensure_ascii=False))
     else:
-        typer.echo(plan_text(made))
+        typer.echo(printable(plan_text(made)))
 
 
 def plan_text(made: Plan) -> str:
@@ -64,7 +65,7 @@ def plan_text(made: Plan) -> str:
 
 def _calibration(made: Plan) -> list[str]:
     """The coverage table where samples are chosen; else what the data's rows can give, languages side by side."""
-    from quantkit.calibration.shown import coverage_lines, printable
+    from quantkit.calibration.shown import coverage_lines
 
     if made.coverage is not None:
         return coverage_lines(made.coverage)
@@ -81,7 +82,7 @@ def _calibration(made: Plan) -> list[str]:
     empty = [f"{cell.category} {cell.language} ({cell.wanted_share:.1%})" for cell in made.calibration if not cell.rows]
     if empty:
         lines.append(f"no conversations of {', '.join(empty)}, which the profile has: other cells take their place")
-    return [printable(line) for line in lines]
+    return lines
 
 
 def _schemes(made: Plan) -> list[str]:

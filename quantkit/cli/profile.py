@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantkit.errors import RecipeError, RequestError
+from quantkit.terminal import printable
 
 if TYPE_CHECKING:
     from quantkit.profile.logs import Tally
@@ -58,7 +59,7 @@ def profile(
     if as_json:
         typer.echo(json.dumps({"profile": profile_data(made), "lines": vars(tally)}, indent=1, ensure_ascii=False))
     else:
-        typer.echo(_text(made, tally, out))
+        typer.echo(printable(_text(made, tally, out)))
     _warn(tally, tokenizer)
 
 
@@ -95,7 +96,7 @@ def _text(made: Profile, tally: Tally, out: Path) -> str:
     lines = [f"{'category':<{width}}  language   share  prompt P50/P95/P99  answer P50/P95/P99"]
     for cell in made.cells:
         lines.append(
-            f"{_printable(cell.category):<{width}}  {_printable(cell.language):<8}  {cell.share:>6.1%}"
+            f"{printable(cell.category):<{width}}  {printable(cell.language):<8}  {cell.share:>6.1%}"
             f"  {_lengths(cell.prompt_tokens):>18}  {_lengths(cell.output_tokens):>18}"
         )
     if made.concurrency is not None:
@@ -130,7 +131,3 @@ def _lengths(histogram: Histogram | None) -> str:
     if histogram is None:
         return "-"
     return "/".join(str(histogram.percentile(share)) for share in (0.5, 0.95, 0.99))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from quantkit.errors import RecipeError
+from quantkit.terminal import printable
 
 if TYPE_CHECKING:
     from quantkit.review.status import Status
@@ -66,7 +67,7 @@ def open_page(
             time.sleep(1)  # the page fetches its last state
         server.shutdown()
     found = review_status(artifact)
-    typer.echo(_text(found, artifact))
+    typer.echo(printable(_text(found, artifact)))
     return found.exit_code
 
 
@@ -76,7 +77,9 @@ def status(artifact: ArtifactPath, as_json: AsJson = False) -> int:
     from quantkit.review.status import review_status
 
     found = review_status(artifact)
-    typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if as_json else _text(found, artifact))
+    typer.echo(
+        json.dumps(found.as_dict(), indent=1, ensure_ascii=False) if as_json else printable(_text(found, artifact))
+    )
     return found.exit_code
 
 
@@ -100,7 +103,7 @@ def verify(artifact: ArtifactPath, as_json: AsJson = False) -> None:
         return
     signed = f", signed by {found.signoff.reviewer}: {found.signoff.decision}" if found.signoff else ", not signed"
     how = "drawn by its seed" if drawn else "drawn from answers that are gone" if found.sample else "not drawn yet"
-    typer.echo(f"{artifact}: whole. {lines} lines{signed}; sample {how}\n{head}")
+    typer.echo(printable(f"{artifact}: whole. {lines} lines{signed}; sample {how}\n{head}"))
 
 
 @review.command()
@@ -113,7 +116,9 @@ def sign(
 
     signed = run(artifact, reviewer)
     found = review_status(artifact)
-    typer.echo(json.dumps(dict(signed.content), indent=1, ensure_ascii=False) if as_json else _text(found, artifact))
+    typer.echo(
+        json.dumps(dict(signed.content), indent=1, ensure_ascii=False) if as_json else printable(_text(found, artifact))
+    )
     return found.exit_code
 
 
@@ -131,7 +136,7 @@ def waive(
     except ValueError:
         raise RecipeError(f"{until!r} is no day", next="--until YYYY-MM-DD") from None
     waiver = run(artifact, reason, day)
-    typer.echo(f"Review waived until {waiver.until}: {waiver.reason}")
+    typer.echo(printable(f"Review waived until {waiver.until}: {waiver.reason}"))
 
 
 def _text(found: Status, artifact: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quantkit.cli.paths import OutPath, RecipePath, Sets, artifact_folder
+from quantkit.terminal import printable
 
 if TYPE_CHECKING:
     from quantkit.build.search import Found, Point
@@ -57,7 +58,7 @@ def search(
     if as_json:
         typer.echo(json.dumps({**found.data, "points": [asdict(point) for point in found.points]}, indent=2))
         return
-    typer.echo(search_text(found))
+    typer.echo(printable(search_text(found)))
     if allocation is not None:
         typer.echo(f"\nallocation  {allocation}")
 
