@@ -46,6 +46,8 @@ CandidateScheme = Annotated[
 ]
 AnyScheme = Annotated[str, _scheme_among(list(SCHEMES)), Field(json_schema_extra={"enum": list(SCHEMES)})]
 GpuTarget = Annotated[str, AfterValidator(_gpu_target), Field(json_schema_extra={"enum": list(TARGETS)})]
+_LEAST_REASON = 8
+"""Characters of a reason worth the name."""
 PathText = Annotated[str, Field(min_length=1)]
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(B|[kK]B|MB|GB|[kK]iB|MiB|GiB)")
@@ -67,6 +69,15 @@ ByteCount = Annotated[
     BeforeValidator(_bytes, json_schema_input_type=int | str),
     Field(ge=1, le=2**53),
 ]
+
+
+def _in_words(reason: str) -> str:
+    if not reason.isprintable() or len(reason.strip()) < _LEAST_REASON:
+        raise ValueError("a reason is a few words, without hidden characters")
+    return reason.strip()
+
+
+Reason = Annotated[str, Field(min_length=_LEAST_REASON, max_length=1000), AfterValidator(_in_words)]
 
 
 class Section(BaseModel):
@@ -277,9 +288,8 @@ class ReviewPlan(Section):
 class ReviewSection(Section):
     """The look that people take at real answers."""
 
-    waive: str | None = Field(
+    waive: Reason | None = Field(
         default=None,
-        min_length=8,
         description="A reason to do without it, kept in the artifact's evidence. Without one, a fresh build ends "
         "pending-review (exit 12).",
     )

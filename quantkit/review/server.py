@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import re
 import secrets
 import socket
 import threading
@@ -153,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isascii() or not length.isdigit() or int(length) > _MOST_BODY:
+        if not re.fullmatch("[0-9]{1,9}", length) or int(length) > _MOST_BODY:
             raise _Refused(413, f"a body has a length, at most {_MOST_BODY} bytes")
         try:
             found = json.loads(self.rfile.read(int(length)))

@@ -126,3 +126,8 @@ def test_bad_data_is_found_before_any_weight_is_read(
 def test_judging_on_calibration_text_is_refused_before_any_weight_is_read(recipe: Path) -> None:
     recipe.with_name("held.jsonl").write_bytes(recipe.with_name("calib.jsonl").read_bytes())
     assert "also used for calibration" in refusal(recipe)
+
+
+@pytest.mark.parametrize("reason", ["        ", "fine\\x1b[31m and so on", "\\u202eall went well", "x" * 1001], ids=len)
+def test_a_waiver_without_words_or_with_hidden_ones_is_refused(recipe: Path, reason: str) -> None:
+    assert refusal(recipe, f'gate.review.waive="{reason}"').startswith("--set gate.review.waive")

@@ -101,6 +101,7 @@ def test_only_json_of_some_size_is_read(client: Client) -> None:
     assert client.ask("POST", "api/state", {}, {"Content-Type": "text/plain"})[0] == 415
     assert client.ask("POST", "api/state", b"{" * 70_000)[0] == 413
     assert client.ask("POST", "api/state", b"", {"Content-Length": "-1"})[0] == 413
+    assert client.ask("POST", "api/state", b"", {"Content-Length": "9" * 5000})[0] == 413
     for body in (b"{", b"[]", b"[" * 60_000, b"\xff"):
         assert client.ask("POST", "api/state", body)[0] == 400
     for body in ({"reviewer": 7}, {"reviewer": "Ann", "id": []}, {"reviewer": "Ann", "reasons": "facts"}):
