@@ -79,7 +79,7 @@ class _Worker:
         self._target = target
         self._errors = scratch / f"{jobs[0].key}.errors"
         request = scratch / f"{jobs[0].key}.request"
-        body = {"target": target, "cache": str(cache.absolute()), "jobs": [asdict(job) for job in jobs]}
+        body = {"parent": os.getpid(), "target": target, "cache": str(cache.absolute()), "jobs": [*map(asdict, jobs)]}
         request.write_text(json.dumps(body), encoding="utf-8")
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with request.open("rb") as given, self._errors.open("wb") as errors:

@@ -1,7 +1,7 @@
 """A process that compiles kernels for one target: `python -m quantkit.compile.worker < jobs.json`.
 
-Standard input: {"target", "cache", "jobs": [{"key", "module", "kernel", "facts"}, ...]}. Each kernel is put into the
-cache as soon as it is compiled, and its key printed on a line of its own.
+Standard input: {"parent", "target", "cache", "jobs": [{"key", "module", "kernel", "facts"}, ...]}. Each kernel is put
+into the cache as soon as it is compiled, and its key printed on a line of its own. Dies with process `parent`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from quantkit.compile.aot import compile_kernel
 from quantkit.compile.cache import write_kernel
 from quantkit.errors import QuantkitError
+from quantkit.parent import die_with
 
 
 def main() -> int:
     """Compile what standard input asks for; 3 and one line on standard error for what the user can act on."""
     request = json.load(sys.stdin)
+    die_with(request["parent"])
     try:
         for job in request["jobs"]:
             spec = next(spec for spec in import_module(job["module"]).SPECS if spec.name == job["kernel"])

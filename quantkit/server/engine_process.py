@@ -6,12 +6,9 @@ python -m quantkit.server.engine_process ADDRESS PARENT_PID
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import logging
-import os
-import signal
 import sys
 import time
 import traceback
@@ -21,6 +18,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from quantkit.errors import QuantkitError, RequestError
+from quantkit.parent import die_with
 from quantkit.runtime.engine import EngineCore
 from quantkit.runtime.request import EngineRequest, RequestOutput
 from quantkit.server import messages
@@ -32,12 +30,11 @@ if TYPE_CHECKING:
 
 _IDLE_MS = 500
 """Between reports while there is nothing to do."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(address: str, parent: int) -> int:
     """Serve the front at `address`, whose `Start` is read from standard input; the exit code."""
-    _die_with(parent)
+    die_with(parent)
     lift_memory_limit()
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -59,13 +56,6 @@ def main(address: str, parent: int) -> int:
         gc.freeze()
         _serve(loaded.core, socket)
     return 0
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent dies, however it dies (prctl(2), PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
 
 
 def _load(start: Start) -> tuple[Loaded, Started]:
