@@ -54,8 +54,9 @@ def peaks(folder: Path, layers: int, tokenizer: Path) -> dict[str, int]:
     recipe = {
         "version": 1,
         "model": {"source": "source"},
+        "calibration": {"max_samples": 16},
         "quantization": {"schemes": ["W8A16", "W4A16_G64"], "budget_bits": 6.5},
-        "gate": {"max_prompts": 16},
+        "gate": {"max_samples": 16, "max_prompts": 8, "max_new_tokens": 16},
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command = [QUANTKIT, "build", folder / "recipe.yaml", "--out", folder / "artifact"]
