@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import sys
@@ -29,12 +30,15 @@ from quantkit.cli.schema import schema
 from quantkit.cli.search import search
 from quantkit.cli.serve import serve
 from quantkit.cli.verify import verify
-from quantkit.errors import QuantkitError
+from quantkit.errors import PreflightError, QuantkitError
 from quantkit.terminal import printable
 
 INTERRUPTED = 130
 _M_MMAP_THRESHOLD = -3
 _LONGEST = 1000
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a machine, not of this program, wherever they come up."""
+_ELSEWHERE = "Make room or ask for access there, or work on a copy in a place of yours"
 
 app = typer.Typer(
     name="quantkit",
@@ -97,6 +101,9 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort of a command line
         if hasattr(error, "format_message"):  # a usage error of the command-line library
             return _fail(f"{error.format_message()} See `quantkit --help`", 2, debug)
+        if isinstance(error, OSError) and error.errno in _NOT_OURS:
+            denied = PreflightError(str(error.strerror), where=str(error.filename or ""), next=_ELSEWHERE)
+            return _fail(str(denied), denied.exit_code, debug)
         return _fail(f"internal error: {type(error).__name__}: {error}; rerun with --debug for the traceback", 1, debug)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quantkit.build.place import check_place
+from quantkit.cli.app import run
 from quantkit.errors import RecipeError
 from quantkit.runtime.isa import instruction_set
 
@@ -35,3 +37,15 @@ def test_without_a_native_library_the_reference_computes_and_builds_know_it(tmp_
 def test_an_artifact_cannot_go_where_no_folder_can_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(RecipeError, match="--out"):
         check_place(tmp_path / name if name[0] == "a" else Path(name))
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_place_that_takes_no_files_is_the_machine_s_fault_and_not_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refused(_: object) -> None:
+        raise OSError(code, os.strerror(code), "/mnt/report.html")
+
+    monkeypatch.setattr("quantkit.recipe.templates.resource", refused)
+    assert run(["init", str(tmp_path / "r.yaml")]) == 3
+    assert capsys.readouterr().err.startswith(f"quantkit: /mnt/report.html: {os.strerror(code)}. Make room")
