@@ -17,6 +17,9 @@ from quantkit.errors import RecipeError
 
 Decision = Literal["accept", "reject", "continue"]
 
+MOST_STAGES, MOST_ITEMS = 7, 10_000
+"""Bounds on what people can be asked for; 7 stages are the most of ISO 2859-1's multiple sampling."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -47,6 +50,8 @@ class Plan:
         """RecipeError for stages that no count of defects could pass through in order."""
         if not self.stages:
             raise _bad("it has no stages")
+        if len(self.stages) > MOST_STAGES or self.items > MOST_ITEMS:
+            raise _bad(f"more than {MOST_STAGES} stages or {MOST_ITEMS:,} answers are for nobody to look at")
         for number, stage in enumerate(self.stages, 1):
             if stage.items < 1 or not 0 <= stage.accept < stage.reject:
                 raise _bad(f"stage {number} needs items of at least 1 and 0 <= accept < reject")
@@ -67,14 +72,14 @@ class Plan:
 
     def acceptance(self, rate: float) -> float:
         """Probability that a model with this rate of major defects, and no critical one, is accepted; exact."""
-        going, accepted = {0: 1.0}, 0.0
+        import numpy as np
+
+        going, accepted = np.ones(1), 0.0  # chance by number of defects found, where none has decided yet
         for stage in self.stages:
-            counts: dict[int, float] = {}
-            for found, chance in going.items():
-                for more in range(min(stage.items, stage.reject - 1 - found) + 1):
-                    counts[found + more] = counts.get(found + more, 0.0) + chance * binomial(more, stage.items, rate)
-            accepted += sum(chance for found, chance in counts.items() if found <= stage.accept)
-            going = {found: chance for found, chance in counts.items() if stage.accept < found < stage.reject}
+            chances = [binomial(more, stage.items, rate) for more in range(min(stage.items, stage.reject - 1) + 1)]
+            going = np.convolve(going, chances)[: stage.reject]
+            accepted += float(going[: stage.accept + 1].sum())
+            going[: stage.accept + 1] = 0.0
         return accepted
 
     def operating_curve(self, most: float = 0.15, points: int = 61) -> list[tuple[float, float]]:
@@ -116,7 +121,10 @@ class Plan:
 
 def binomial(count: int, of: int, rate: float) -> float:
     """P(X = count) for X ~ Binomial(of, rate)."""
-    return math.comb(of, count) * rate**count * (1 - rate) ** (of - count)
+    if rate in (0, 1):
+        return float(count == of * rate)
+    ways = math.lgamma(of + 1) - math.lgamma(count + 1) - math.lgamma(of - count + 1)
+    return math.exp(ways + count * math.log(rate) + (of - count) * math.log1p(-rate))
 
 
 def _count(value: Any) -> int:

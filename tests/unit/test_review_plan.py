@@ -25,6 +25,18 @@ def test_the_default_plan_accepts_as_often_as_it_says() -> None:
     assert plan.acceptance(1.0) == 0.0
 
 
+def test_a_plan_of_thousands_has_odds_too() -> None:
+    plan = Plan((Stage(2000, 550, 651), Stage(8000, 3000, 3001)))
+    assert plan.acceptance(0.25) == pytest.approx(1.0, abs=1e-6)
+    assert plan.acceptance(0.35) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("stages", [[Stage(1, 0, 3)] * 7 + [Stage(1, 2, 3)], [Stage(9000, 0, 3), Stage(1001, 2, 3)]])
+def test_a_plan_for_nobody_to_carry_out_is_refused(stages: list[Stage]) -> None:
+    with pytest.raises(RecipeError, match="for nobody to look at"):
+        Plan(tuple(stages))
+
+
 def test_a_single_stage_is_a_binomial() -> None:
     wanted = sum(math.comb(50, k) * 0.03**k * 0.97 ** (50 - k) for k in range(3))
     assert Plan((Stage(50, 2, 3),)).acceptance(0.03) == pytest.approx(wanted, abs=1e-12)
