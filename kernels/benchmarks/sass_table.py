@@ -1,6 +1,6 @@
 """Compile every kernel for every target and write down what its machine code holds: no GPU is needed.
 
-python kernels/benchmarks/sass_table.py            writes kernels/benchmarks/sass_table.json, shows what moved
+python kernels/benchmarks/sass_table.py            writes sass_triton_VERSION.json beside itself, shows what moved
 python kernels/benchmarks/sass_table.py --check    exits 1 where anything moved
 """
 
@@ -10,13 +10,14 @@ import argparse
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from quantkit.compile.cache import cache_folder
 from quantkit.compile.gates import CASES, measure, tool_versions
 from quantkit.compile.targets import TARGETS
 
-TABLE = Path(__file__).with_suffix(".json")
+TABLE = Path(__file__).with_name(f"sass_triton_{version('triton')}.json")
 
 
 def main() -> int:

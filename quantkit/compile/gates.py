@@ -1,7 +1,7 @@
 """Static gates: every kernel on every target, compiled and read, as a table that is kept in a file.
 
 A change to a kernel that spills registers, loses 16-byte loads or grows its main loop moves a line of the table
-(`kernels/benchmarks/sass_table.json`), which a test compares.
+(`kernels/benchmarks/sass_triton_*.json`), which a test compares.
 """
 
 from __future__ import annotations
