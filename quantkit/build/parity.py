@@ -6,6 +6,7 @@ weights from our reader just before they run and takes them away after; ours run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,7 +53,8 @@ def import_parity(
 ) -> Parity:
     """Compare the two on `prompts` (token ids). Every weight passes by once on the way and is checked to be finite.
 
-    Raises NumericsError naming a tensor that holds NaN or Inf, CheckpointError when the two disagree.
+    Raises NumericsError naming a tensor that holds NaN or Inf, or for a model that makes such logits by itself,
+    CheckpointError when the two disagree.
     """
     import transformers
 
@@ -68,6 +70,12 @@ def import_parity(
         transformers=transformers.__version__,
         backend=backend,
     )
+    if not math.isfinite(result.max_abs_logit):
+        raise NumericsError(
+            "the unquantized model itself makes logits of NaN or Inf, in float32 and in Transformers",
+            where=source.location,
+            next="Its weights are finite and too large: fetch or convert the checkpoint again",
+        )
     if not result.max_abs_diff <= LIMIT * result.max_abs_logit:  # catches NaN too
         raise CheckpointError(
             f"our program and Transformers disagree on the unquantized model: logits up to {result.max_abs_logit:.3g} "

@@ -20,6 +20,7 @@ from quantkit.yaml_source import Loc, YamlSource, parse_yaml, read_yaml
 _BUILTIN = "builtin:"
 _SHOWN = 120
 _INDEX = re.compile(r"[0-9]{1,9}")
+_POWER = re.compile(r"[-+]?[0-9]+e[-+]?[0-9]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,12 @@ _KINDS = {
     "string_type": "text",
     "list_type": "a list",
     "model_type": "a section of keys",
+    "bool_type": "true or false",
+    "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
     "string_too_short": "at least {min_length} characters long",
+    "string_too_long": "at most {max_length} characters long",
     "too_short": "a list of at least {min_length}",
     "string_pattern_mismatch": "letters, digits, '.', '_' and '-', starting with a letter or digit",
 }
@@ -164,7 +168,10 @@ def _message(item: dict[str, Any], loc: Loc) -> str:
     if kind == "literal_error":
         return f"{key} must be {context['expected']}, not {_shown(given)}"
     if kind in _KINDS:
-        return f"{key} must be {_KINDS[kind].format(**context)}, not {_shown(given)}"
+        hint = " (YAML takes 1e-3 for text: write 1.0e-3)" if _POWER.fullmatch(str(given)) else ""
+            " (YAML reads 1e-3 as text: write 1.0e-3)" if kind == "float_type" and _POW.fullmatch(str(given)) else ""
+        )
+        return f"{key} must be {_KINDS[kind].format(**context)}, not {_shown(given)}{hint}"
     return f"{key}: {item['msg']}, got {_shown(given)}"
 
 

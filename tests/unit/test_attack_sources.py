@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quantkit.build.context import open_context
+from quantkit.build.parity import import_parity
 from quantkit.build.progress import Silent
 from quantkit.build.stages.calibrate import STAGE as CALIBRATE
 from quantkit.build.stages.import_source import STAGE, TOKENIZER
 from quantkit.calibration.dataset import load_samples
 from quantkit.calibration.vocabulary import require_known
-from quantkit.errors import CheckpointError, QuantkitError
+from quantkit.errors import CheckpointError, NumericsError, QuantkitError
 from quantkit.gate.rungs import rung_schemes
-from quantkit.models import spec_from_config
+from quantkit.models import open_source, spec_from_config
 from quantkit.program import build_program, fuse
 from quantkit.recipe.load import load_recipe
 from quantkit.runtime.text import ChatText
@@ -123,3 +125,14 @@ def test_a_matrix_that_no_group_divides_stays_in_8_bits_on_the_rung(original: Pa
     schemes = rung_schemes(fuse(build_program(spec_from_config(config | {"intermediate_size": 100}))))
     assert schemes["layers.0.down"] == "W8A16"
     assert schemes["layers.0.qkv"] == "W4A16_G128"
+
+
+def test_a_model_that_overflows_by_itself_is_told_apart_from_one_that_is_read_wrongly(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("up", "down"):
+        tensors[f"model.layers.0.mlp.{name}_proj.weight"].mul_(1e30)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    source = open_source(str(folder))
+    with pytest.raises(NumericsError, match="the unquantized model itself makes logits of NaN or Inf"):
+        import_parity(source, fuse(build_program(source.spec)), [[5, 6, 7, 8]])
