@@ -168,9 +168,8 @@ def _message(item: dict[str, Any], loc: Loc) -> str:
     if kind == "literal_error":
         return f"{key} must be {context['expected']}, not {_shown(given)}"
     if kind in _KINDS:
-        hint = " (YAML takes 1e-3 for text: write 1.0e-3)" if _POWER.fullmatch(str(given)) else ""
-            " (YAML reads 1e-3 as text: write 1.0e-3)" if kind == "float_type" and _POW.fullmatch(str(given)) else ""
-        )
+        power = kind == "float_type" and _POWER.fullmatch(str(given))
+        hint = " (YAML takes 1e-3 for text: write 1.0e-3)" if power else ""
         return f"{key} must be {_KINDS[kind].format(**context)}, not {_shown(given)}{hint}"
     return f"{key}: {item['msg']}, got {_shown(given)}"
 
