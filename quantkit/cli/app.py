@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -31,10 +29,10 @@ from quantkit.cli.search import search
 from quantkit.cli.serve import serve
 from quantkit.cli.verify import verify
 from quantkit.errors import PreflightError, QuantkitError
+from quantkit.freed_memory import map_large_blocks
 from quantkit.terminal import printable
 
 INTERRUPTED = 130
-_M_MMAP_THRESHOLD = -3
 _LONGEST = 1000
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """Errors of a machine, not of this program, wherever they come up."""
@@ -82,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     # torch's OpenMP threads spin at barriers by default, which on a busy machine makes one product 50 times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    _return_freed_memory()
+    map_large_blocks()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("quantkit").setLevel(logging.DEBUG if debug else logging.WARNING)
     try:
@@ -118,9 +116,3 @@ def _one_line(text: str) -> str:
     """`text` as one line that fits a screen and cannot steer a terminal: names in files are other people's words."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-
-
-def _return_freed_memory() -> None:
-    """Have glibc hand large freed blocks back: weights of a layer gone by would otherwise stay in its heap."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 << 20)

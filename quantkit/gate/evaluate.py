@@ -6,7 +6,6 @@ row by row. Only scalars are kept.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from quantkit.errors import NumericsError
+from quantkit.freed_memory import return_freed_memory
 from quantkit.gate.data import EvalSet, Window
 from quantkit.gate.metrics import Scores, score_rows
 from quantkit.gate.steps import BLOCK, Composition, Step, compose, in_order, interleaved, offsets
@@ -125,7 +125,7 @@ class Baseline:
         )
         backend, weight_bytes = executor.backend_name, executor.weight_bytes
         del executor
-        gc.collect()
+        return_freed_memory()
         return replace(found, backend=backend, weight_bytes=weight_bytes)
 
     def _base(self, index: NDArray[np.int64]) -> torch.Tensor:

@@ -5,7 +5,6 @@ Rows do not depend on their batch (decision 4), so an answer here is the answer 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quantkit.errors import NumericsError
+from quantkit.freed_memory import return_freed_memory
 from quantkit.gate.data import Window, encode
 from quantkit.gate.evaluate import Tick, Variant, budget
 from quantkit.gate.prompts import Prompt
@@ -140,7 +140,7 @@ class Generator:
     def close(self) -> None:
         """Let the model's memory go."""
         del self.executor
-        gc.collect()
+        return_freed_memory()
 
     def _core(self, on_logits: LogitsObserver | None) -> EngineCore:
         capacity = self.executor.capacity

@@ -6,13 +6,13 @@ whenever a candidate is compared, which costs one matrix product and spares giga
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quantkit.freed_memory import return_freed_memory
 from quantkit.gate.data import Window
 from quantkit.gate.steps import BLOCK, Composition, compose
 from quantkit.program.ir import Program
@@ -70,7 +70,7 @@ def stream_body(
                 made[name][step.place] = value.numpy()
         boundary = made
         del executor
-        gc.collect()
+        return_freed_memory()
         tick(total * number // len(body) - told)
         told = total * number // len(body)
     places = _scored_places(windows)

@@ -1,0 +1,23 @@
+"""Freed memory goes back to the system: glibc would keep a layer's fragments in its heap while the process lives."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+_M_MMAP_THRESHOLD = -3
+
+
+def map_large_blocks() -> None:
+    """Have glibc take large blocks from the system and hand them back when freed, each by itself."""
+    setting = getattr(ctypes.CDLL(None), "mallopt", None)
+    if setting is not None:
+        setting(_M_MMAP_THRESHOLD, 4 << 20)
+
+
+def return_freed_memory() -> None:
+    """Collect what nothing refers to and hand the heap's free pages back, the small blocks' too."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
