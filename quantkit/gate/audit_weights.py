@@ -31,7 +31,8 @@ MATRIX_RMS = 2.0
 GROUP_SHIFT, GROUP_REST = 0.75, 0.5
 """A group is displaced when it lies this many steps off while what is left has at most this rms."""
 GROUP_GAIN, GROUP_COSINE = 1.2, 0.97
-"""A group is stretched when its best gain is this factor off 1, either way, while its direction is the source's."""
+"""A group is stretched when its best gain is this factor off 1, either way, while its direction is the source's. Its
+largest weight does not count: one that dwarfs the rest is moved by a step or two by GPTQ and would be the whole gain."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ def _groups(source: Tensor, stored: QuantizedMatrix) -> _Groups:
     mean = sums / size
     rest = (squares / size - mean.pow(2)).clamp_min(0).sqrt()
     displaced = (mean.abs() >= GROUP_SHIFT) & (rest <= GROUP_REST)
+    largest = theirs.abs().argmax(-1, keepdim=True)
+    ours, theirs = ours.scatter(-1, largest, 0.0), theirs.scatter(-1, largest, 0.0)
     own, across, other = ours.pow(2).sum(-1), (ours * theirs).sum(-1), theirs.pow(2).sum(-1)
     gain = across / own.clamp_min(1e-30)
     cosine = across / (own * other).sqrt().clamp_min(1e-30)

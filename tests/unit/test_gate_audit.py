@@ -85,6 +85,16 @@ def test_a_wrong_scale_is_found_alone_and_everywhere(scheme: str, factor: float)
     assert "a scale is wrong" in audited(replace(good, scale=good.scale * factor)).problem
 
 
+def test_one_weight_that_dwarfs_its_group_may_move_by_more_than_a_step() -> None:
+    source = weights()
+    source[5, 64:128] *= 0.02
+    source[5, 70] = 1.0
+    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=torch.float16)
+    stored.codes[5, 70] -= 2  # as GPTQ does to make up for other columns
+    found = audit_part(source, stored, "model.layers.3.mlp.down_proj.weight", "layers.3.down")
+    assert (found.displaced, found.stretched, found.problem) == (0, 0, "")
+
+
 @pytest.mark.parametrize("scheme", ["W8A16", *FOUR_BITS])
 def test_rows_in_another_order_are_not_the_sources(scheme: str) -> None:
     good = sound(scheme, "mse")
