@@ -32,7 +32,7 @@ GROUP_SHIFT, GROUP_REST = 0.75, 0.5
 """A group is displaced when it lies this many steps off while what is left has at most this rms."""
 GROUP_GAIN, GROUP_COSINE = 1.2, 0.97
 """A group is stretched when its best gain is this factor off 1, either way, while its direction is the source's. Its
-largest weight does not count: one that dwarfs the rest is moved by a step or two by GPTQ and would be the whole gain."""
+largest weight does not count: where one dwarfs the rest, GPTQ moves it by a step or two and it is the whole gain."""
 
 
 @dataclass(frozen=True)
