@@ -102,13 +102,12 @@ def test_a_payload_damaged_in_place_is_made_again(qwen: Path, tmp_path: Path) ->
 
 def test_what_people_wrote_about_a_payload_stays_with_it(qwen: Path, tmp_path: Path) -> None:
     recipe = Path(shutil.copytree(qwen.parent, tmp_path / "copy")) / qwen.name
-    record = recipe.parent / "out" / "evidence" / "review" / "record.jsonl"
-    record.parent.mkdir()
-    record.write_text("{}\n")
+    note = recipe.parent / "out" / "evidence" / "review" / "note.txt"
+    note.write_text("looked at on Monday")
     make(recipe)
-    assert record.read_text() == "{}\n"
+    assert note.read_text() == "looked at on Monday"
     make(recipe, "quantization.budget_bits=12")
-    assert not record.exists()
+    assert not note.exists()
 
 
 def test_nothing_but_an_artifact_is_overwritten(qwen: Path) -> None:
