@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 def inspect(
     artifact: Annotated[Path, typer.Argument(help="The artifact's folder.")],
     program: Annotated[bool, typer.Option("--program", help="Print its program.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show what an artifact is: origin, schemes, sizes, verdict, sampling defaults, stop set; or its program."""
     from quantkit.artifact.read import open_artifact
 
     opened = open_artifact(artifact, check="sizes")
     if program:
-        from quantkit.program import format_program
+        from quantkit.program import format_program, program_to_json
 
-        typer.echo(printable(format_program(opened.program)))
+        typer.echo(program_to_json(opened.program) if as_json else printable(format_program(opened.program)))
         return
     facts = _facts(opened)
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else printable(_text(facts)))

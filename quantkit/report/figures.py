@@ -56,6 +56,12 @@ def figure_table(gate: Mapping[str, Any]) -> Table:
     rows = []
     for label, key, error, percent in _ROWS:
         first, *others = (_figure(variants[name], key, error, percent) for name in names)
+        if key == "ppl_cand":  # of the text itself, so comparable on the same tokens only
+            whole = variants[names[0]]["tokens"]
+            others = [
+                one if variants[name]["tokens"] == whole else Figure("–")
+                for name, one in zip(names[1:], others, strict=True)
+            ]
         rows.append(Row(label, (first, Figure(limits.get(key, "")), *others)))
     rows.append(Row("tokens", tuple(Figure("" if n == "limit" else f"{variants[n]['tokens']:,}") for n in columns)))
     return Table(columns, tuple(rows))

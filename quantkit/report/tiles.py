@@ -40,5 +40,7 @@ def tiles(report: Report) -> list[Tile]:
         made.append(Tile("right answers", f"{task['baseline']} → {task['candidate']}", of))
     tally = (report.review or {}).get("tally")
     if tally:
-        made.append(Tile("judged by people", f"{tally['rated']} of {tally['needed']}", f"{tally['defects']} defects"))
+        same = tally["identical"]  # they tie without anybody looking
+        looked = f"{tally['rated'] - same} of {tally['needed'] - same}"
+        made.append(Tile("judged by people", looked, f"{tally['defects']} defects; {same} more pairs are identical"))
     return made

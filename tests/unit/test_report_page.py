@@ -9,6 +9,7 @@ import re
 import pytest
 
 from quantkit.report.escape import shorten, signs, visible
+from quantkit.report.figures import figure_table
 from quantkit.report.html import render_html
 from quantkit.report.marks import LogScale
 from tests.report_case import HOSTILE, Page, answers, compared, gate, report, review, rule
@@ -230,3 +231,17 @@ def test_coverage_of_an_artifact_from_an_earlier_release_is_still_shown() -> Non
                 "lengths": span, "languages": {"en": 3}, "categories": {"sql": 3}, "strata": [stratum]}  # fmt: skip
     made = report(calibration={"samples": 3, "fingerprint": "f", "coverage": coverage})
     assert "1,234 tokens, chosen from 66 rows" in " ".join(Page(render_html(made)).text.split())
+
+
+def test_identical_answers_do_not_count_as_looked_at() -> None:
+    shown = " ".join(Page(render_html(report(review=review("fine")))).text.split())
+    assert "51 of 51" in shown
+    assert "2 defects; 9 more pairs are identical" in shown
+
+
+def test_perplexities_stand_beside_each_other_on_the_same_tokens_only() -> None:
+    found = gate()
+    found["variants"]["RTN-INT8"] |= {"tokens": 1000, "ppl_cand": 27.65}
+    row = next(row for row in figure_table(found).rows if row.label == "perplexity")
+    assert "27.65" not in [cell.value for cell in row.cells]
+    assert len(row.cells) == len(figure_table(found).columns)
