@@ -110,15 +110,7 @@ class Head:
         count = len(index)
         if count > self._rows:
             raise ValueError(f"{count} rows exceed the head's {self._rows}")
-        nothing = np.zeros(count, np.int32)
-        step = StepInputs(
-            token_ids=nothing,
-            positions=nothing,
-            slot_mapping=nothing - 1,
-            query_start_loc=np.asarray([0, count], np.int32),
-            seq_lens=np.asarray([count], np.int32),
-            block_table=np.zeros((1, 1), np.int32),
-            logits_rows=np.arange(count, dtype=np.int32),
+        found = self._executor.run_slice(
+            StepInputs.of_rows(count), {name: torch.from_numpy(rows[index]) for name, rows in inputs.items()}
         )
-        found = self._executor.run_slice(step, {name: torch.from_numpy(rows[index]) for name, rows in inputs.items()})
         return found["logits"]

@@ -21,8 +21,9 @@ from quantkit.models import ModelSource, SourceWeights
 from quantkit.program import lower_precision
 from quantkit.program.ir import Program, Weight
 from quantkit.program.slices import slices
-from quantkit.quantize.gradients import LOGITS, Progress, rows_only
+from quantkit.quantize.gradients import LOGITS, Progress
 from quantkit.runtime.executor import Executor
+from quantkit.runtime.step import StepInputs
 
 Rounding = Callable[[Weight, str], QuantizedMatrix]
 """(a group's matrix, scheme) -> its quantized form."""
@@ -101,7 +102,7 @@ def _compare(
 
     def log_probabilities(held: dict[str, Tensor], variant: Alone | None) -> Tensor:
         values = _of(held, variant, variants)
-        made = executor.run_slice(rows_only(len(next(iter(values.values())))), values)
+        made = executor.run_slice(StepInputs.of_rows(len(next(iter(values.values())))), values)
         return torch.log_softmax(made[logits], dim=-1)
 
     for start in range(0, tokens, rows):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,7 +181,7 @@ class GradientWalk:
             for start in range(0, step.tokens, rows):
                 leaves = {name: value[start : start + rows].clone().requires_grad_() for name, value in whole.items()}
                 count = min(rows, step.tokens - start)
-                made = run.run(rows_only(count), leaves)[logits]
+                made = run.run(StepInputs.of_rows(count), leaves)[logits]
                 probabilities = torch.softmax(made.detach(), dim=-1)
                 labels = draw(probabilities, generator)
                 probabilities[torch.arange(count), labels] -= 1  # of -log softmax(logits)[label]
@@ -233,17 +232,3 @@ def _output_of(piece: Program, group: str) -> str:
 def _aligned(boundary: Boundary, step: SampleStep) -> dict[str, Tensor]:
     """A step's activations in torch's own, aligned memory: products then take the same path in every run."""
     return {name: value.clone() for name, value in boundary.get(step.start, step.start + step.tokens).items()}
-
-
-def rows_only(count: int) -> StepInputs:
-    """A step for the head alone: `count` rows, of no sequence."""
-    nothing = np.zeros(count, np.int32)
-    return StepInputs(
-        token_ids=nothing,
-        positions=nothing,
-        slot_mapping=nothing - 1,
-        query_start_loc=np.asarray([0, count], np.int32),
-        seq_lens=np.asarray([count], np.int32),
-        block_table=np.zeros((1, 1), np.int32),
-        logits_rows=np.arange(count, dtype=np.int32),
-    )

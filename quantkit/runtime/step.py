@@ -29,6 +29,20 @@ class StepInputs:
     logits_rows: Ints
 
     @staticmethod
+    def of_rows(count: int) -> StepInputs:
+        """A step for the head alone: `count` rows, of no sequence."""
+        nothing = np.zeros(count, np.int32)
+        return StepInputs(
+            token_ids=nothing,
+            positions=nothing,
+            slot_mapping=nothing - 1,
+            query_start_loc=np.asarray([0, count], np.int32),
+            seq_lens=np.asarray([count], np.int32),
+            block_table=np.zeros((1, 1), np.int32),
+            logits_rows=np.arange(count, dtype=np.int32),
+        )
+
+    @staticmethod
     def of_sequences(
         sequences: list[list[int]],
         blocks: list[list[int]],
