@@ -30,9 +30,10 @@ MATRIX_RMS = 2.0
 """Steps of rms error over a matrix; the hardest GPTQ stays below 1, rows in another order give 4 and more."""
 GROUP_SHIFT, GROUP_REST = 0.75, 0.5
 """A group is displaced when it lies this many steps off while what is left has at most this rms."""
-GROUP_GAIN, GROUP_COSINE = 1.2, 0.97
-"""A group is stretched when its best gain is this factor off 1, either way, while its direction is the source's. Its
-largest weight does not count: where one dwarfs the rest, GPTQ moves it by a step or two and it is the whole gain."""
+GROUP_GAIN, GROUP_COSINE = 1.4, 0.97
+"""A group is stretched when its best gain is this factor off 1, either way, while its direction is the source's: with
+its largest weight and without it. Where one weight dwarfs the rest, GPTQ may move it by a step or two and it alone is
+the gain; the rest is then a few codes of 0 and 1, whose gain says as little."""
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,19 @@ def _groups(source: Tensor, stored: QuantizedMatrix) -> _Groups:
     rest = (squares / size - mean.pow(2)).clamp_min(0).sqrt()
     displaced = (mean.abs() >= GROUP_SHIFT) & (rest <= GROUP_REST)
     largest = theirs.abs().argmax(-1, keepdim=True)
-    ours, theirs = ours.scatter(-1, largest, 0.0), theirs.scatter(-1, largest, 0.0)
+    rest_ours, rest_theirs = ours.scatter(-1, largest, 0.0), theirs.scatter(-1, largest, 0.0)
+    whole, without = _scaled_wrongly(ours, theirs), _scaled_wrongly(rest_ours, rest_theirs)
+    stretched = (whole != 0) & (whole == without) & ~displaced
+    return _Groups(squares, sums, displaced, stretched)
+
+
+def _scaled_wrongly(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Per group of `[n, G, K]`: 1 where the source is larger than what is stored by GROUP_GAIN, -1 smaller, else 0."""
     own, across, other = ours.pow(2).sum(-1), (ours * theirs).sum(-1), theirs.pow(2).sum(-1)
     gain = across / own.clamp_min(1e-30)
     cosine = across / (own * other).sqrt().clamp_min(1e-30)
-    off = (gain > GROUP_GAIN) | (gain < 1 / GROUP_GAIN)
-    stretched = off & (cosine >= GROUP_COSINE) & ~displaced
-    return _Groups(squares, sums, displaced, stretched)
+    side = (gain > GROUP_GAIN).int() - (gain < 1 / GROUP_GAIN).int()
+    return side * (cosine >= GROUP_COSINE)
 
 
 def _changed_rows(artifact: Artifact, source: ModelSource, weight: Weight) -> list[int]:

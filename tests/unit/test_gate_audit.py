@@ -95,6 +95,17 @@ def test_one_weight_that_dwarfs_its_group_may_move_by_more_than_a_step() -> None
     assert (found.displaced, found.stretched, found.problem) == (0, 0, "")
 
 
+def test_a_group_of_one_large_weight_and_a_few_of_one_step_is_no_wrong_scale() -> None:
+    source = weights()
+    source[5, 64:128] = 0.0
+    source[5, 70] = 1.0
+    source[5, 71:75] = 0.21
+    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=torch.float16)
+    stored.codes[5, 71:75] = 1  # 1.47 steps in the source, so that is the gain of all but the largest
+    found = audit_part(source, stored, "model.layers.0.self_attn.k_proj.weight", "layers.0.qkv")
+    assert (found.displaced, found.stretched, found.problem) == (0, 0, "")
+
+
 @pytest.mark.parametrize("scheme", ["W8A16", *FOUR_BITS])
 def test_rows_in_another_order_are_not_the_sources(scheme: str) -> None:
     good = sound(scheme, "mse")
