@@ -73,7 +73,7 @@ def build_program(spec: DecoderSpec) -> Program:
             "logits",
             (final, "logits_rows"),
             ("logits",),
-            {"softcap": spec.logits_softcap},
+            {"softcap": spec.logits_softcap, "compute": "exact"},
             {"weight": head},
         )
     )
@@ -123,7 +123,7 @@ def _layer(b: _Builder, spec: DecoderSpec, i: int, h: str) -> str:
         weights = {"weight": b.matrix(f"{at}.{name}", tensor, rows, columns, group=f"{at}.{group}", start=start)}
         if bias:
             weights["bias"] = b.vector(f"{at}.{name}.bias", tensor.removesuffix("weight") + "bias", rows, start)
-        return b.node("linear", f"{at}.{name}", (x,), rows, layer=i, weights=weights)
+        return b.node("linear", f"{at}.{name}", (x,), rows, layer=i, weights=weights, compute="exact")
 
     def norm(name: str, x: str, tensor: str) -> str:
         weight = b.vector(f"{at}.{name}", tensor.format(i=i), hidden)

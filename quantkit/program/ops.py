@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Attr, Dim, Node, Program
 
 Shape = tuple[Dim, ...]
+
+COMPUTE = ("exact", "int8")
+"""How a product is taken: in float32, or with its input quantized on the fly and integer products."""
 
 
 class ShapeError(ValueError):
@@ -72,7 +76,15 @@ def _same(node: Node, shapes: list[Shape], program: Program) -> list[Shape]:
     return [("T", _width(shapes[0]))]
 
 
+def _compute(node: Node, program: Program) -> None:
+    compute = node.attrs["compute"]
+    _need(compute in COMPUTE, f"unknown compute {compute!r}")
+    scheme = program.weights[node.weights["weight"]].scheme
+    _need(compute == "exact" or SCHEMES[scheme].quantized, f"int8 compute with a weight in {scheme}")
+
+
 def _linear(node: Node, shapes: list[Shape], program: Program) -> list[Shape]:
+    _compute(node, program)
     width, weight = _width(shapes[0]), _weight_shape(node, "weight", program)
     _need(len(weight) == 2 and weight[1] == width, f"weight {list(weight)} does not take rows of {width}")
     if "bias" in node.weights:
@@ -162,6 +174,7 @@ def _activation(node: Node) -> None:
 
 
 def _logits(node: Node, shapes: list[Shape], program: Program) -> list[Shape]:
+    _compute(node, program)
     width, weight = _width(shapes[0]), _weight_shape(node, "weight", program)
     _need(weight == (program.vocab_size, width), f"head is {list(weight)}")
     _need(shapes[1] == ("R",), "logits_rows must be [R]")
@@ -172,6 +185,7 @@ _NUMBER = (int, float)
 _NORM: dict[str, tuple[type, ...]] = {"eps": _NUMBER, "offset": _NUMBER}
 _MAYBE_NUMBER: tuple[type, ...] = (int, float, type(None))
 _ROPE: dict[str, tuple[type, ...]] = {"head_dim": (int,), "rope": (str,)}
+_COMPUTE: dict[str, tuple[type, ...]] = {"compute": (str,)}
 _SCALES = {"k_scale": False, "v_scale": False}
 
 OPS: dict[str, OpSchema] = {
@@ -179,7 +193,7 @@ OPS: dict[str, OpSchema] = {
     "rms_norm": OpSchema(("x",), _NORM, {"weight": True}, _norm),
     "add_rms_norm": OpSchema(("x", "residual"), _NORM, {"weight": True}, _add_norm, inplace=((1, 1),)),
     "add": OpSchema(("x", "y"), {}, {}, _same, inplace=((0, 1),)),
-    "linear": OpSchema(("x",), {}, {"weight": True, "bias": False}, _linear),
+    "linear": OpSchema(("x",), _COMPUTE, {"weight": True, "bias": False}, _linear),
     "split": OpSchema(("x",), {"sizes": (str,)}, {}, _split),
     "head_rms_norm": OpSchema(("x",), {"head_dim": (int,), **_NORM}, {"weight": True}, _heads),
     "rope": OpSchema(("x", "positions"), _ROPE, {}, _heads),
@@ -198,5 +212,7 @@ OPS: dict[str, OpSchema] = {
     ),
     "act_mul": OpSchema(("gate", "up"), {"activation": (str,)}, {}, _act_mul),
     "gated_act": OpSchema(("gate_up",), {"activation": (str,)}, {}, _gated_act),
-    "logits": OpSchema(("hidden", "logits_rows"), {"softcap": _MAYBE_NUMBER}, {"weight": True}, _logits),
+    "logits": OpSchema(
+        ("hidden", "logits_rows"), {"softcap": _MAYBE_NUMBER, **_COMPUTE}, {"weight": True}, _logits
+    ),
 }

@@ -145,12 +145,14 @@ def _weight(data: dict[str, Any]) -> Weight:
 
 def _node(data: dict[str, Any]) -> Node:
     weights = _is(data["weights"], dict, "weights")
+    op = _is(data["op"], str, "op")
+    earlier = {"compute": "exact"} if op in ("linear", "logits") else {}  # all there was before there was a choice
     return Node(
-        _is(data["op"], str, "op"),
+        op,
         _is(data["name"], str, "name"),
         _strings(data["inputs"], "inputs"),
         _strings(data["outputs"], "outputs"),
-        _is(data["attrs"], dict, "attrs"),
+        earlier | _is(data["attrs"], dict, "attrs"),
         {role: _is(name, str, "weight") for role, name in weights.items()},
         _maybe_int(data["layer"], "layer"),
     )

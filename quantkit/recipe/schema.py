@@ -317,7 +317,7 @@ class GateSection(Section):
 
 
 class Recipe(Section):
-    """One file: model, calibration, quantization, KV cache, compilation, serving limits, gate."""
+    """One file: model, calibration, quantization, compute, KV cache, compilation, serving limits, gate."""
 
     version: int = Field(description="Major version of the recipe's form: 1.")
     name: str | None = Field(
@@ -328,6 +328,12 @@ class Recipe(Section):
     model: ModelSection
     calibration: CalibrationSection = Field(default=CalibrationSection())
     quantization: QuantizationSection = Field(default=QuantizationSection())
+    compute: Literal["int8", "exact"] = Field(
+        default="int8",
+        description="How products with quantized matrices are taken on a CPU. int8: their inputs are quantized on the "
+        "fly, 128 channels or a group to a scale, which is several times as fast and judged by the gate like anything "
+        "else; exact: in float32.",
+    )
     kv_cache: KVCacheSection = Field(default=KVCacheSection())
     compile: CompileSection = Field(default=CompileSection())
     runtime: RuntimeSection = Field(default=RuntimeSection())

@@ -98,11 +98,13 @@ class CpuBackend:
             case "add":
                 calls.add(x[0], x[1], y[0])
             case "linear":
-                calls.linear(x[0], self._matrix(weights["weight"]), self._optional(weights.get("bias")), y[0])
+                matrix, bias = self._matrix(weights["weight"]), self._optional(weights.get("bias"))
+                calls.linear(x[0], matrix, bias, y[0], str(attrs["compute"]))
             case "gated_act":
                 calls.gated_act(x[0], y[0], str(attrs["activation"]))
             case "logits":
-                calls.logits(x[0], x[1], self._matrix(weights["weight"]), y[0], _maybe(attrs["softcap"]))
+                matrix, softcap = self._matrix(weights["weight"]), _maybe(attrs["softcap"])
+                calls.logits(x[0], x[1], matrix, y[0], softcap, str(attrs["compute"]))
             case "qk_norm_rope_kv_write" | "paged_attention":
                 self._lower_attention(node, x, y[0], eps, offset)
             case _:

@@ -42,10 +42,16 @@ class ReferenceBackend:
     def __init__(self, program: Program, weights: WeightProvider, memory: Memory) -> None:
         self._program, self._memory = program, memory
         self._weights: dict[str, Tensor] = {}
+        self._codes: dict[str, QuantizedMatrix] = {}
+        in_integers = {node.weights["weight"] for node in program.nodes if node.attrs.get("compute") == "int8"}
         for name, weight in program.weights.items():
             loaded = weights.load(weight)
-            self._weights[name] = loaded.dequantize() if isinstance(loaded, QuantizedMatrix) else loaded
+            if isinstance(loaded, QuantizedMatrix) and name in in_integers:
+                self._codes[name] = loaded
+            else:
+                self._weights[name] = loaded.dequantize() if isinstance(loaded, QuantizedMatrix) else loaded
         self.weight_bytes = sum(w.numel() * w.element_size() for w in self._weights.values())
+        self.weight_bytes += sum(matrix.codes.nbytes + matrix.scale.nbytes for matrix in self._codes.values())
         self._calls = [(node, self._bind(node)) for node in program.nodes]
 
     def run(self, tokens: int, sequences: int, rows: int) -> None:
@@ -71,7 +77,8 @@ class ReferenceBackend:
         """The node as a function of a step. States are no tensors: an op's last output is left out when it is one."""
         program, memory = self._program, self._memory
         a = dict(node.attrs)
-        w = {role: self._weights[name] for role, name in node.weights.items()}
+        w = {role: self._weights[name] for role, name in node.weights.items() if name in self._weights}
+        codes = self._codes.get(node.weights.get("weight", ""))
         i = node.inputs
         layer = -1 if node.layer is None else node.layer
 
@@ -93,6 +100,8 @@ class ReferenceBackend:
                 return lambda s: add_rms_norm.reference(s[i[0]], s[i[1]], w["weight"], eps, offset)
             case "add":
                 return lambda s: (add.reference(s[i[0]], s[i[1]]),)
+            case "linear" if codes is not None:
+                return lambda s: (linear.of_codes(s[i[0]], codes.codes, codes.scale, codes.zero, w.get("bias")),)
             case "linear":
                 return lambda s: (linear.reference(s[i[0]], w["weight"], w.get("bias")),)
             case "split":
@@ -136,6 +145,8 @@ class ReferenceBackend:
                 return lambda s: (act_mul.reference(s[i[0]], s[i[1]], str(a["activation"])),)
             case "gated_act":
                 return lambda s: (gated_act.reference(s[i[0]], str(a["activation"])),)
+            case "logits" if codes is not None:
+                return lambda s: (logits.of_codes(s[i[0]], s[i[1]], codes.codes, codes.scale, codes.zero, softcap),)
             case "logits":
                 return lambda s: (logits.reference(s[i[0]], s[i[1]], w["weight"], softcap),)
         raise ValueError(f"no reference for op {node.op!r}")

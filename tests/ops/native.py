@@ -43,6 +43,8 @@ class Weight:
 
     packed: cpu.PackedMatrix
     dense: Tensor
+    codes: tuple[Tensor, Tensor, Tensor | None] | None = None
+    """int8 `[N, K]`, scale `[N, G]`, zero `[N, G]` or None; None for a float weight."""
 
 
 def weight(form: str, rows: int, columns: int) -> Weight:
@@ -63,7 +65,7 @@ def weight(form: str, rows: int, columns: int) -> Weight:
     zero = torch.randint(-top, top, (rows, groups), dtype=torch.int8) if "asym" in rest else None
     shifted = codes.float().view(rows, groups, group) - (0 if zero is None else zero.float().unsqueeze(-1))
     dense = (shifted * scale.unsqueeze(-1)).view(rows, columns)
-    return Weight(cpu.pack_matrix(codes, bits=bits, scale=scale, zero=zero), dense)
+    return Weight(cpu.pack_matrix(codes, bits=bits, scale=scale, zero=zero), dense, (codes, scale, zero))
 
 
 @dataclass

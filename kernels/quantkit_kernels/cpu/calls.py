@@ -15,9 +15,13 @@ from quantkit_kernels.cpu.library import ISA_BITS, Node, last_error, library, su
 from quantkit_kernels.cpu.library import isa as default_isa
 from quantkit_kernels.cpu.packing import DTYPE_CODES, PackedMatrix
 from quantkit_kernels.cpu.threads import usable_threads
+from quantkit_kernels.ops.linear import BLOCK
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _CAPACITY = 14  # field of Node.i, see src/args.h
+COMPUTE = ("exact", "int8")
+_STEP = 64
+_ROW_UNIT = 16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -33,6 +37,7 @@ class Op(IntEnum):
     QK_NORM_ROPE_KV_WRITE = 6
     PAGED_ATTENTION = 7
     LOGITS = 8
+    QUANTIZE_ROWS = 9
 
 
 def _check(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
@@ -77,6 +82,7 @@ class CallList:
         self._tensors: list[Tensor] = []
         self._handle: int | None = None
         self._finalizer: weakref.finalize | None = None
+        self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -139,23 +145,38 @@ class CallList:
         capacity = min(x.shape[0], _f32("y", y, None, hidden).shape[0], _f32("out", out, None, hidden).shape[0])
         self._append(Op.ADD, capacity, (x, y, out), (hidden,))
 
-    def linear(self, x: Tensor, packed: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
-        """`out = x · wᵀ + bias`; x `[T, K]`, packed `[N, K]`, bias `[N]` or None, out `[T, N]`."""
+    def linear(
+        self, x: Tensor, packed: PackedMatrix, bias: Tensor | None, out: Tensor, compute: str = "exact"
+    ) -> None:
+        """`out = x · wᵀ + bias`; x `[T, K]`, packed `[N, K]`, bias `[N]` or None, out `[T, N]`.
+
+        compute: `exact` in float32, or `int8`: x quantized on the fly, integer products
+        (`ops.linear.of_codes`; packed must hold codes).
+        """
         rows, columns = packed.out_features, packed.in_features
         capacity = min(_f32("x", x, None, columns).shape[0], _f32("out", out, None, rows).shape[0])
         if bias is not None:
             _f32("bias", bias, rows)
-        self._append_product(Op.LINEAR, capacity, x, packed, bias, out, None, 0.0)
+        self._append_product(Op.LINEAR, capacity, x, packed, bias, out, None, 0.0, compute)
 
     def logits(
-        self, hidden: Tensor, logits_rows: Tensor, packed: PackedMatrix, out: Tensor, softcap: float | None = None
+        self,
+        hidden: Tensor,
+        logits_rows: Tensor,
+        packed: PackedMatrix,
+        out: Tensor,
+        softcap: float | None = None,
+        compute: str = "exact",
     ) -> None:
-        """`out[r] = softcap(hidden[logits_rows[r]] · wᵀ)`; hidden `[T, H]`, logits_rows `[R]`, out `[R, V]`."""
+        """`out[r] = softcap(hidden[logits_rows[r]] · wᵀ)`; hidden `[T, H]`, logits_rows `[R]`, out `[R, V]`.
+
+        compute: as for `linear`.
+        """
         _f32("hidden", hidden, None, packed.in_features)
         capacity = min(
             _i32("logits_rows", logits_rows, None).shape[0], _f32("out", out, None, packed.out_features).shape[0]
         )
-        self._append_product(Op.LOGITS, capacity, hidden, packed, None, out, logits_rows, softcap or 0.0)
+        self._append_product(Op.LOGITS, capacity, hidden, packed, None, out, logits_rows, softcap or 0.0, compute)
 
     def _append_product(
         self,
@@ -167,15 +188,41 @@ class CallList:
         out: Tensor,
         row_index: Tensor | None,
         softcap: float,
+        compute: str,
     ) -> None:
+        if compute not in COMPUTE:
+            raise ValueError(f"unknown compute {compute!r}: known are {', '.join(COMPUTE)}")
+        codes = None if compute == "exact" else self._quantize_rows(x, row_index, packed, capacity)
         scale_dtype = DTYPE_CODES[packed.scale.dtype] if packed.scale is not None else 0
         self._append(
             op,
             capacity,
-            (x, packed.data, packed.scale, packed.zero, bias, out, row_index),
+            (x, packed.data, packed.scale, packed.zero, bias, out, row_index, *(codes or ())),
             (packed.in_features, packed.out_features, packed.groups, packed.dtype, scale_dtype, x.shape[0]),
             (softcap,),
         )
+
+    def _quantize_rows(
+        self, x: Tensor, row_index: Tensor | None, packed: PackedMatrix, capacity: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The call that quantizes x for a product with `packed`: codes, scales and sums, which the next call reads.
+
+        They are scratch, which the next product of the same size overwrites.
+        """
+        if not packed.holds_codes:
+            raise ValueError("int8 compute needs a weight of 4 or 8 bits")
+        group = packed.in_features // packed.groups
+        blocks = packed.groups * -(-group // BLOCK)
+        stride = packed.groups * -(-group // _STEP) * _STEP
+        rows = -(-capacity // _ROW_UNIT) * _ROW_UNIT
+        made = (
+            self._scratch.setdefault((torch.int8, rows * stride), torch.zeros(rows * stride, dtype=torch.int8)),
+            self._scratch.setdefault((torch.float32, rows * blocks), torch.zeros(rows * blocks)),
+            self._scratch.setdefault((torch.int32, rows * blocks), torch.zeros(rows * blocks, dtype=torch.int32)),
+        )
+        sizes = (packed.in_features, packed.groups, x.shape[0])
+        self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), sizes)
+        return made
 
     def gated_act(self, gate_up: Tensor, out: Tensor, activation: str) -> None:
         """`out = act(gate_up[:, :I]) * gate_up[:, I:]`; gate_up `[T, 2·I]`, out `[T, I]`; silu or gelu_tanh."""
@@ -295,6 +342,13 @@ class CallList:
         """Run every call once. Raises IndexError, having computed nothing, where a count or index is out of range."""
         if self._library.qk_list_run(self._native(), tokens, sequences, rows):
             raise IndexError(last_error())
+
+    def time(self, tokens: int, sequences: int, rows: int) -> list[tuple[str, float]]:
+        """A step like `run`, node by node: each call's op and the seconds it took, the team's start included."""
+        seconds = (ctypes.c_double * len(self._nodes))()
+        if self._library.qk_list_time(self._native(), tokens, sequences, rows, seconds):
+            raise IndexError(last_error())
+        return [(Op(node.op).name.lower(), taken) for node, taken in zip(self._nodes, seconds, strict=True)]
 
     def _native(self) -> int:
         """The list's native form, made on first use: all memory a step needs is allocated here."""

@@ -8,9 +8,9 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 LIBRARY_NAME = "libquantkit_cpu.so"
-ISA_BITS = {"avx512": 4, "avx2": 2, "portable": 1}
+ISA_BITS = {"amx": 32, "avx512_vnni": 16, "avx512": 4, "avx_vnni": 8, "avx2": 2, "portable": 1}
 """Instruction sets, best first, by their bit in the library's mask."""
 
 
@@ -55,6 +55,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "qk_list_create": (pointer, (pointer, i32, i32, i32)),
         "qk_list_destroy": (None, (pointer,)),
         "qk_list_run": (i32, (pointer, i32, i32, i32)),
+        "qk_list_time": (i32, (pointer, i32, i32, i32, pointer)),
         "qk_packed_bytes": (i64, (i32, i64, i64, i64)),
         "qk_pack": (None, (i32, pointer, i64, i64, i64, pointer)),
         "qk_bench_read": (f64, (i32, i32, i64, i32)),

@@ -29,6 +29,11 @@ class PackedMatrix:
     groups: int
 
     @property
+    def holds_codes(self) -> bool:
+        """Whether the weight is quantized, so that its products may be taken in integers."""
+        return self.dtype in (INT4, DTYPE_CODES[torch.int8])
+
+    @property
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(part.nbytes for part in (self.data, self.scale, self.zero) if part is not None)

@@ -1,10 +1,15 @@
-"""Matrix product with an optional bias, in float32 whatever type the weight is stored in."""
+"""Matrix product with an optional bias: in float32 whatever type the weight is stored in, or of codes with codes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+BLOCK = 128
+"""Channels of a row that share a scale when it is quantized on the fly, at most; a block never spans two groups."""
+SMALLEST = 1e-30
+"""A block whose largest magnitude is below this is all zero."""
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -16,3 +21,42 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return functional.linear(
         x.to(torch.float32), weight.to(torch.float32), None if bias is None else bias.to(torch.float32)
     )
+
+
+def quantized_block(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 `[T, n]` and scales float32 `[T, 1]` of one block of rows `[T, n]`: the largest magnitude is 127.
+
+    Ties round to even. A row that is not finite gets a scale of NaN.
+    """
+    x = x.to(torch.float32)
+    top = x.abs().amax(-1, keepdim=True)
+    live = top >= SMALLEST
+    most = torch.full_like(top, 127.0)  # torch takes a number over a tensor by way of the reciprocal: another rounding
+    codes = torch.where(live, x * (most / torch.where(live, top, 1.0)), 0.0).round()
+    scale = torch.where(live, top / 127.0, 0.0)
+    broken = ~torch.isfinite(x).all(-1, keepdim=True)
+    return torch.where(broken, 0.0, codes).to(torch.int8), torch.where(broken, torch.nan, scale)
+
+
+def of_codes(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """`x @ ((codes - zero) * scale).T + bias` with x quantized on the fly in blocks; products are exact integers.
+
+    x: float `[T, K]`; codes: int8 `[N, K]`; scale: float32 `[N, G]` for groups of K / G channels; zero: int8 `[N, G]`
+    or None; bias: `[N]` or None. A group is cut into blocks of BLOCK channels, the last may be shorter. Returns float32
+    `[T, N]`: blocks are added in order, each an integer times (scale of the output times scale of the row).
+    """
+    rows, columns = codes.shape
+    groups = scale.shape[1]
+    group = columns // groups
+    total = x.new_zeros(x.shape[0], rows, dtype=torch.float32)
+    for g in range(groups):
+        weights = codes[:, g * group : (g + 1) * group].double()
+        if zero is not None:
+            weights = weights - zero[:, g : g + 1].double()
+        for start in range(0, group, BLOCK):
+            at = g * group + start
+            held, x_scale = quantized_block(x[:, at : min(at + BLOCK, (g + 1) * group)])
+            dots = held.double() @ weights[:, start : start + BLOCK].T
+            factor = scale[:, g].to(torch.float32) * x_scale
+            total = torch.addcmul(total.double(), dots, factor.double()).to(torch.float32)
+    return total if bias is None else total + bias.to(torch.float32)

@@ -13,5 +13,20 @@ def reference(hidden: Tensor, logits_rows: Tensor, weight: Tensor, softcap: floa
 
     hidden: float32 `[T, H]`; logits_rows: int `[R]`; weight: `[V, H]`. Returns float32 `[R, V]`.
     """
-    y = linear.reference(hidden[logits_rows.long()], weight)
+    return _capped(linear.reference(hidden[logits_rows.long()], weight), softcap)
+
+
+def of_codes(
+    hidden: Tensor,
+    logits_rows: Tensor,
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """The same with the rows quantized on the fly; codes, scale and zero as `linear.of_codes` takes them."""
+    return _capped(linear.of_codes(hidden[logits_rows.long()], codes, scale, zero), softcap)
+
+
+def _capped(y: Tensor, softcap: float | None) -> Tensor:
     return y if softcap is None else softcap * torch.tanh(y / softcap)

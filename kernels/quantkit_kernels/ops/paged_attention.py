@@ -6,6 +6,21 @@ import torch
 from torch import Tensor
 
 
+QUERY_TOP = 16383.0
+"""Over an int8 cache q, its scales folded in, is taken as integers of 15 bits: one scale for each head of a token."""
+
+
+def query_codes(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers (as float32) `[..., D]` and what one stands for `[..., 1]`; a row that is not finite gets NaN."""
+    top = q.abs().amax(-1, keepdim=True)
+    live = top >= 1e-30
+    most = torch.full_like(top, QUERY_TOP)
+    codes = torch.where(live, q * (most / torch.where(live, top, 1.0)), 0.0).round()
+    unit = torch.where(live, top / QUERY_TOP, 0.0)
+    broken = ~torch.isfinite(q).all(-1, keepdim=True)
+    return torch.where(broken, 0.0, codes), torch.where(broken, torch.nan, unit)
+
+
 def _gather(cache: Tensor, scale: Tensor | None, blocks: Tensor, length: int) -> Tensor:
     """The first `length` positions of a sequence from its blocks, dequantized: float32 `[Hkv, length, D]`."""
     pages = cache[blocks.long()]
@@ -31,6 +46,8 @@ def reference(
 ) -> Tensor:
     """softmax(q·kᵀ·scale)·v for each sequence's newest tokens, reading k and v from the cache only.
 
+    With k_scale, q·k_scale·scale is taken in integers of 15 bits (`query_codes`) and multiplied with the cache's codes.
+
     q: float32 `[T, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`; k_scale, v_scale: float32 `[Hkv, D]` or None;
     block_table: int32 `[B, M]`; query_start_loc: int32 `[B + 1]`; seq_lens: int32 `[B]`, new tokens included.
     Sequence b's queries are its last `query_start_loc[b+1] - query_start_loc[b]` positions. A position p sees
@@ -46,10 +63,15 @@ def reference(
         if count == 0:
             continue
         blocks = block_table[b, : -(-length // block_size)]
-        k = _gather(k_cache, k_scale, blocks, length)
+        k = _gather(k_cache, None, blocks, length)
         v = _gather(v_cache, v_scale, blocks, length)
         rows = q[starts[b] : starts[b + 1]].view(count, num_kv_heads, group, head_dim)
-        scores = torch.einsum("thgd,hld->hgtl", rows, k) * scale
+        if k_scale is None:
+            scores = torch.einsum("thgd,hld->hgtl", rows, k) * scale
+        else:
+            codes, unit = query_codes(rows * scale * k_scale.view(1, num_kv_heads, 1, head_dim))
+            dots = torch.einsum("thgd,hld->hgtl", codes.double(), k.double()).to(torch.float32)
+            scores = dots * unit.permute(1, 2, 0, 3)
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         key = torch.arange(length, device=q.device)

@@ -60,7 +60,7 @@ def _join(program: Program, group: str, parts: list[Node]) -> tuple[list[Node], 
         biases = [program.weights[node.weights["bias"]] for node in parts]
         weights.append(Weight(f"{group}.bias", "vector", (total,), _contiguous(biases)))
         roles["bias"] = f"{group}.bias"
-    joined = Node("linear", group, head.inputs, (group,), {}, roles, head.layer)
+    joined = Node("linear", group, head.inputs, (group,), dict(head.attrs), roles, head.layer)
     split = Node(
         "split",
         f"{group}.split",

@@ -1,4 +1,4 @@
-"""lower_precision: give every decision unit its scheme and the cache its format.
+"""lower_precision: give every decision unit its scheme, products with codes their arithmetic, the cache its format.
 
 qkv = linear(x) {layers.0.qkv: FP16}          qkv = linear(x) {layers.0.qkv: W8A16}
 kv FP32                             ->        kv INT8, with k_scale and v_scale [num_kv_heads, head_dim] a layer
@@ -9,16 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Node, Program, Weight
 from quantkit.program.passes.rewrite import rebuild
 
 
-def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str) -> Program:
-    """The program with `schemes[group]` on each named decision unit (others keep theirs) and `kv_format` caches."""
+def lower_precision(
+    program: Program, schemes: Mapping[str, str], kv_format: str, compute: str = "exact"
+) -> Program:
+    """The program with `schemes[group]` on each named decision unit (others keep theirs) and `kv_format` caches.
+
+    compute: how products with quantized matrices are taken, one of `ops.COMPUTE`; all others are exact.
+    """
     weights = [
         replace(weight, scheme=schemes.get(weight.group or "", weight.scheme)) if weight.kind == "matrix" else weight
         for weight in program.weights.values()
     ]
+    quantized = {weight.name for weight in weights if SCHEMES[weight.scheme].quantized}
     scales: dict[str, Weight] = {}
     nodes: list[Node] = []
     for node in program.nodes:
@@ -29,6 +36,9 @@ def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str
                 name = f"layers.{node.layer}.{role}"
                 scales[name] = Weight(name, "scales", (kv.num_kv_heads, kv.head_dim), ())
                 roles[role] = name
-        nodes.append(replace(node, weights=roles))
+        attrs = dict(node.attrs)
+        if "compute" in attrs:
+            attrs["compute"] = compute if node.weights["weight"] in quantized else "exact"
+        nodes.append(replace(node, weights=roles, attrs=attrs))
     lowered = program.with_(kv=tuple(replace(kv, format=kv_format) for kv in program.kv))
     return rebuild(lowered, nodes, weights=[*weights, *scales.values()], done="lower_precision")

@@ -5,7 +5,7 @@
 #define QK_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever Node, an op's argument order or the packed layout changes; Python refuses another number.
-constexpr int32_t kAbiVersion = 1;
+constexpr int32_t kAbiVersion = 2;
 
 enum Op : int32_t {
     kEmbedding = 0,
@@ -17,6 +17,7 @@ enum Op : int32_t {
     kQkNormRopeKvWrite,
     kPagedAttention,
     kLogits,
+    kQuantizeRows,
     kOpCount,
 };
 
@@ -35,7 +36,7 @@ struct Node {
 struct List;
 
 QK_API int32_t qk_abi_version();
-// Bit mask of what this build holds and this processor and operating system can run: 1 portable, 2 avx2, 4 avx512.
+// Bit mask (IsaBit of isa.h) of what this build holds and this processor and operating system can run.
 QK_API int32_t qk_isa_mask();
 QK_API const char* qk_last_error();
 
@@ -44,6 +45,9 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
 QK_API void qk_list_destroy(List* list);
 // 0, or 1 with qk_last_error() set where an index of the step lies outside its tensor; nothing has been computed then.
 QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_t rows);
+
+// The same step node by node: seconds[n] is what node n took, its start and end included.
+QK_API int32_t qk_list_time(List* list, int32_t tokens, int32_t sequences, int32_t rows, double* seconds);
 
 // Packs weight [n, k] (dtype: codes int8 for kI8 and kI4) into panels; see pack.cpp for the layout.
 QK_API int64_t qk_packed_bytes(int32_t dtype, int64_t n, int64_t k, int64_t groups);

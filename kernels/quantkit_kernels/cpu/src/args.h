@@ -53,7 +53,29 @@ struct GatedActArgs {
           activation(n.i[1]) {}
 };
 
-// linear, and logits (row_index and softcap given).
+constexpr int kBlock = 128;  // channels that share a scale of quantized activations, at most
+constexpr int kStep = 64;    // a block is stored padded with zeros to a multiple of so many channels
+
+// Rows quantized to int8 in blocks: a group of channels is cut into blocks of kBlock (the last may be shorter), each
+// with its own scale, maximum / 127, and the sum of its codes.
+struct QuantizeArgs {
+    const float* x;
+    const int32_t* row_index;  // rows to take, or null for all in order
+    int8_t* codes;             // [rows][stride()]
+    float* scale;              // [rows][blocks()]
+    int32_t* sum;              // [rows][blocks()]
+    int k, groups, group, hidden_rows;
+    int per_group() const { return (group + kBlock - 1) / kBlock; }
+    int blocks() const { return groups * per_group(); }
+    int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
+    int stride() const { return groups * group_stride(); }
+    explicit QuantizeArgs(const Node& n)
+        : x(static_cast<const float*>(n.p[0])), row_index(static_cast<const int32_t*>(n.p[1])),
+          codes(static_cast<int8_t*>(n.p[2])), scale(static_cast<float*>(n.p[3])), sum(static_cast<int32_t*>(n.p[4])),
+          k(n.i[0]), groups(n.i[1]), group(n.i[0] / n.i[1]), hidden_rows(n.i[2]) {}
+};
+
+// linear, and logits (rows >= 0 of row_index, softcap given). With codes, x is not read: rows come quantized.
 struct LinearArgs {
     const float* x;
     const uint8_t* data;
@@ -62,15 +84,24 @@ struct LinearArgs {
     const float* bias;   // [n], or null
     float* out;
     const int32_t* row_index;
+    const int8_t* codes;     // as QuantizeArgs has them, or null: x is multiplied as it is
+    const float* x_scale;
+    const int32_t* x_sum;
     int64_t panel_bytes;
     int k, n, groups, group, dtype, scale_dtype, hidden_rows;
     float softcap;       // 0: none
+    int per_group() const { return (group + kBlock - 1) / kBlock; }
+    int blocks() const { return groups * per_group(); }
+    int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
+    int stride() const { return groups * group_stride(); }
+    int64_t group_bytes() const { return panel_bytes / groups; }
     int panels() const { return (n + kPanel - 1) / kPanel; }
     explicit LinearArgs(const Node& node)
         : x(static_cast<const float*>(node.p[0])), data(static_cast<const uint8_t*>(node.p[1])), scale(node.p[2]),
           zero(static_cast<const int8_t*>(node.p[3])), bias(static_cast<const float*>(node.p[4])),
           out(static_cast<float*>(node.p[5])), row_index(static_cast<const int32_t*>(node.p[6])),
-          panel_bytes(qk_packed_bytes(node.i[3], kPanel, node.i[0], node.i[2])), k(node.i[0]), n(node.i[1]),
+          codes(static_cast<const int8_t*>(node.p[7])), x_scale(static_cast<const float*>(node.p[8])),
+          x_sum(static_cast<const int32_t*>(node.p[9])), panel_bytes(qk_packed_bytes(node.i[3], kPanel, node.i[0], node.i[2])), k(node.i[0]), n(node.i[1]),
           groups(node.i[2]), group(node.i[0] / node.i[2]), dtype(node.i[3]), scale_dtype(node.i[4]),
           hidden_rows(node.i[5]), softcap(node.f[0]) {}
 };

@@ -81,8 +81,15 @@ bool check_node(const Node& node, const StepCounts& step, std::string* error) {
                    check_range("slot_mapping", a.slots, step.tokens, -1, slots, error);
         }
         case kPagedAttention: return check_attention(AttentionArgs(node), step, error);
+        case kQuantizeRows: {
+            const QuantizeArgs a(node);
+            if (!a.row_index) return true;
+            const int32_t live = step.tokens < a.hidden_rows ? step.tokens : a.hidden_rows;
+            return check_range("logits_rows", a.row_index, step.rows, 0, live, error);
+        }
         case kLogits: {
             const LinearArgs a(node);
+            if (a.codes) return true;  // quantize_rows has picked the rows
             const int32_t live = step.tokens < a.hidden_rows ? step.tokens : a.hidden_rows;
             return check_range("logits_rows", a.row_index, step.rows, 0, live, error);
         }
@@ -99,7 +106,8 @@ bool check_step(const Node* nodes, int32_t count, const StepCounts& step, std::s
     }
     for (int32_t n = 0; n < count; ++n) {
         const Node& node = nodes[n];
-        const int32_t wanted = node.op == kLogits ? step.rows : step.tokens;
+        const bool few = node.op == kLogits || (node.op == kQuantizeRows && node.p[1]);
+        const int32_t wanted = few ? step.rows : step.tokens;
         if (wanted > node.i[kCapacityField]) {
             *error = "node " + std::to_string(n) + ": " + std::to_string(wanted) + " rows, its tensors hold " +
                      std::to_string(node.i[kCapacityField]);

@@ -4,8 +4,26 @@
 #if QK_X86
 #include <cpuid.h>
 #endif
+#if QK_X86 && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
-int32_t isa_mask() {
+namespace {
+
+#if QK_X86
+// Linux lets a process use tile registers only once it has asked; its threads then may, too.
+bool tiles_granted() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
+int32_t detect() {
     int32_t mask = kIsaPortable;
 #if QK_X86
     unsigned a, b, c, d;
@@ -15,10 +33,28 @@ int32_t isa_mask() {
     unsigned xcr0, xcr0_high;
     __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(xcr0_high) : "c"(0));
     if ((xcr0 & 0x6) != 0x6) return mask;  // XMM and YMM state
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return mask;
-    if (b >> 5 & 1) mask |= kIsaAvx2;
-    const bool f = b >> 16 & 1, dq = b >> 17 & 1, bw = b >> 30 & 1, vl = b >> 31 & 1;
-    if ((mask & kIsaAvx2) && f && dq && bw && vl && (xcr0 & 0xe0) == 0xe0) mask |= kIsaAvx512;  // opmask and ZMM state
+    unsigned b7, c7, d7, leaves;
+    if (!__get_cpuid_count(7, 0, &leaves, &b7, &c7, &d7)) return mask;
+    unsigned a71 = 0;
+    if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+    if (!(b7 >> 5 & 1)) return mask;
+    mask |= kIsaAvx2;
+    if (a71 >> 4 & 1) mask |= kIsaAvxVnni;
+    const bool f = b7 >> 16 & 1, dq = b7 >> 17 & 1, bw = b7 >> 30 & 1, vl = b7 >> 31 & 1;
+    if (!f || !dq || !bw || !vl || (xcr0 & 0xe0) != 0xe0) return mask;  // opmask and ZMM state
+    mask |= kIsaAvx512;
+    if (!(c7 >> 11 & 1)) return mask;
+    mask |= kIsaAvx512Vnni;
+    const bool tile = d7 >> 24 & 1, tile_int8 = d7 >> 25 & 1;
+    constexpr unsigned kTileState = 0x60000;
+    if (tile && tile_int8 && (xcr0 & kTileState) == kTileState && tiles_granted()) mask |= kIsaAmx;
 #endif
+    return mask;
+}
+
+}  // namespace
+
+int32_t isa_mask() {
+    static const int32_t mask = detect();
     return mask;
 }

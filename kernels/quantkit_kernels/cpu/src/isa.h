@@ -2,6 +2,13 @@
 #pragma once
 #include <cstdint>
 
-enum IsaBit : int32_t { kIsaPortable = 1, kIsaAvx2 = 2, kIsaAvx512 = 4 };
+enum IsaBit : int32_t {
+    kIsaPortable = 1,
+    kIsaAvx2 = 2,
+    kIsaAvx512 = 4,
+    kIsaAvxVnni = 8,      // AVX2 with 256-bit VNNI
+    kIsaAvx512Vnni = 16,  // AVX-512 with VNNI
+    kIsaAmx = 32,         // the same and AMX tiles of int8
+};
 
 int32_t isa_mask();

@@ -36,11 +36,17 @@ struct KernelSet {
 };
 
 constexpr int kRowBlock = 192;   // rows a GEMM chunk handles at most
+constexpr int kRowUnit = 16;     // and a multiple of this, where there are several
 constexpr int kDepthBlock = 128; // input channels of a dequantized tile
+constexpr int kFewestTileRows = 9;  // from so many rows on matrix tiles pay
+constexpr int kDotPanels = 2;      // panels that many rows pass over at once
 constexpr int kKvTile = 64;      // positions of a KV tile, aligned to absolute positions
 
 extern const KernelSet kPortableKernels;
 #if QK_X86
 extern const KernelSet kAvx2Kernels;
+extern const KernelSet kAvxVnniKernels;
 extern const KernelSet kAvx512Kernels;
+extern const KernelSet kAvx512VnniKernels;
+extern const KernelSet kAmxKernels;
 #endif

@@ -8,6 +8,13 @@
 
 #include "math.inl"
 #include "rows.inl"
+#include "linear_common.inl"
+#if defined(__AMX_INT8__)
+#include "tiles_amx.inl"
+#else
+#include "tiles_none.inl"
+#endif
+#include "linear_codes.inl"
 #include "linear.inl"
 #include "rope.inl"
 #include "attention.inl"
@@ -23,6 +30,7 @@ void run(const Task& task) {
         case kGatedAct: return gated_act(task);
         case kQkNormRopeKvWrite: return qk_norm_rope_kv_write(task);
         case kPagedAttention: return paged_attention(task);
+        case kQuantizeRows: return quantize_rows(task);
         default: return linear(task);
     }
 }

@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr int kVectors = kPanel / W;  // vectors of a panel
-
 struct Float32Format {
     static constexpr int kBytes = 4;
     static constexpr float kUnit = 1.0f;
@@ -23,43 +21,36 @@ struct BFloat16Format {
     static constexpr float kUnit = 1.0f;
     static F load(const uint8_t* p) { return Simd::from_bf16(reinterpret_cast<const uint16_t*>(p)); }
 };
+// Codes: several channels of an output share a word.
 struct Int8Format {
-    static constexpr int kBytes = 1;
-    static constexpr float kUnit = 1.0f;
-    static F load(const uint8_t* p) { return Simd::from_i8(reinterpret_cast<const int8_t*>(p)); }
+    static constexpr int kBytes = 0, kChannels = 4;
+    static constexpr float kUnit = Simd::kByteUnit;
+    using Words = decltype(Simd::load_words(nullptr));
+    static Words load_words(const uint32_t* p) { return Simd::load_words(p); }
+    template <int N>
+    static F channel(const Words& v) {
+        return Simd::byte<N>(v);
+    }
 };
 struct Int4Format {
-    static constexpr int kBytes = 0;  // eight channels share words
+    static constexpr int kBytes = 0, kChannels = 8;
     static constexpr float kUnit = Simd::kNibbleUnit;
+    using Words = Simd::Nibbles;
+    static Words load_words(const uint32_t* p) { return Simd::load_nibbles(p); }
+    template <int N>
+    static F channel(const Words& v) {
+        return Simd::nibble<N>(v);
+    }
 };
 
 template <class Format>
-constexpr bool is_int4 = Format::kBytes == 0;
-
-// Scales or zero points of one group of one panel, vector c.
-QK_INLINE F scale_at(const LinearArgs& a, int64_t index, float unit) {
-    F s;
-    if (a.scale_dtype == kF16) s = Simd::from_f16(static_cast<const uint16_t*>(a.scale) + index);
-    else if (a.scale_dtype == kBF16) s = Simd::from_bf16(static_cast<const uint16_t*>(a.scale) + index);
-    else s = Simd::load(static_cast<const float*>(a.scale) + index);
-    return unit == 1.0f ? s : Simd::mul(s, Simd::set(unit));
-}
+constexpr bool in_words = Format::kBytes == 0;
 
 // Codes are divided by the format's unit, so zero points are too; both are exact.
 template <class Format>
 QK_INLINE F zero_at(const LinearArgs& a, int64_t index) {
     const F z = Simd::from_i8(a.zero + index);
     return Format::kUnit == 1.0f ? z : Simd::mul(z, Simd::set(1.0f / Format::kUnit));
-}
-
-QK_INLINE void write_out(const LinearArgs& a, int64_t row, int column, F y) {
-    const int left = a.n - column;
-    if (left <= 0) return;
-    if (a.bias) y = Simd::add(y, left >= W ? Simd::load(a.bias + column) : Simd::load_n(a.bias + column, left));
-    if (a.softcap > 0) y = soft_capped(y, a.softcap);
-    float* out = a.out + row * a.n + column;
-    if (left >= W) Simd::store(out, y);
-    else Simd::store_n(out, y, left);
 }
 
 // Hands the weights of a group's channels, in order, to `use(k, w)`: code - zero for C neighbouring vectors of outputs,
@@ -78,7 +69,7 @@ struct OutputReader {
 
     QK_INLINE void open(const LinearArgs& a, int vector, int g) {
         zeros = a.zero != nullptr;
-        const int64_t group_bytes = a.panel_bytes / a.groups;
+        const int64_t group_bytes = a.group_bytes();
         inside = kPanels > 1 ? 0 : vector % kVectors * W;
         for (int p = 0; p < kPanels; ++p) group[p] = a.data + (vector / kVectors + p) * a.panel_bytes + g * group_bytes;
         for (int c = 0; c < C; ++c) zero[c] = zeros ? zero_at<Format>(a, parameter(a, vector + c, g)) : Simd::zero();
@@ -90,33 +81,35 @@ struct OutputReader {
         for (int at = 0; at < bytes; at += 64) __builtin_prefetch(p + kDistance + at);
     }
 
-    template <bool kZeros, int N, class Use>
-    QK_INLINE void nibbles(const Simd::Nibbles (&v)[C], int k, int count, const Use& use) const {
+    template <bool kZeros, int N, class Words, class Use>
+    QK_INLINE void word(const Words (&v)[C], int k, int count, const Use& use) const {
         if (N < count) {
             F w[C];
 #pragma GCC unroll 16
             for (int c = 0; c < C; ++c) {
-                w[c] = Simd::nibble<N>(v[c]);
+                w[c] = Format::template channel<N>(v[c]);
                 if constexpr (kZeros) w[c] = Simd::sub(w[c], zero[c]);
             }
             use(k + N, w);
         }
-        if constexpr (N < 7) nibbles<kZeros, N + 1>(v, k, count, use);
+        if constexpr (N + 1 < Format::kChannels) word<kZeros, N + 1>(v, k, count, use);
     }
 
     template <bool kZeros, class Use>
     QK_INLINE void walk(int k0, int k1, const Use& use) const {
-        if constexpr (is_int4<Format>) {
-            for (int k = k0; k < k1; k += 8) {
-                for (int p = 0; p < kPanels; ++p) prefetch(group[p] + k * (kPanel / 2), 4 * kPanel);
-                Simd::Nibbles v[C];
+        if constexpr (in_words<Format>) {
+            constexpr int kChannels = Format::kChannels;
+            for (int k = k0; k < k1; k += kChannels) {
+                const int64_t at = static_cast<int64_t>(k) / kChannels * kPanel;
+                for (int p = 0; p < kPanels; ++p) prefetch(group[p] + at * 4, 4 * kPanel);
+                typename Format::Words v[C];
 #pragma GCC unroll 16
                 for (int c = 0; c < C; ++c) {
                     const auto* words = reinterpret_cast<const uint32_t*>(group[c / kVectors]) + inside;
-                    v[c] = Simd::load_nibbles(words + k / 8 * kPanel + c % kVectors * W);
+                    v[c] = Format::load_words(words + at + c % kVectors * W);
                 }
-                if (k + 8 <= k1) nibbles<kZeros, 0>(v, k, 8, use);
-                else nibbles<kZeros, 0>(v, k, k1 - k, use);
+                if (k + kChannels <= k1) word<kZeros, 0>(v, k, kChannels, use);
+                else word<kZeros, 0>(v, k, k1 - k, use);
             }
         } else {
             for (int k = k0; k < k1; ++k) {
@@ -255,7 +248,6 @@ void gemm_panel(const LinearArgs& a, const float* x, int64_t row0, int rows, int
 
 // Up to so many rows weights are dequantized in registers; each number of rows takes as many vectors of outputs
 // together as hide the latency of an FMA and fit the register file.
-constexpr bool kWide = Simd::kRegisters == 32;
 constexpr int kGemvRows = kWide ? 8 : 6;
 constexpr int kGemvPanels = 8 / kVectors ? 8 / kVectors : 1;
 
@@ -271,7 +263,7 @@ void gemv_outputs(const LinearArgs& a, const float* x, int64_t row, int rows, in
 
 template <class Format>
 void gemv_panels(const LinearArgs& a, const float* x, int64_t row, int rows, int panel0, int panels) {
-    constexpr int kOne = is_int4<Format> && !kWide ? 4 : 8;
+    constexpr int kOne = in_words<Format> && !kWide ? 4 : 8;
     if (rows == 1) return gemv_outputs<Format, 1, kOne>(a, x, row, rows, panel0, panels);
     if (rows == 2) return gemv_outputs<Format, 2, 4>(a, x, row, rows, panel0, panels);
     if (rows <= 4) return gemv_outputs<Format, 4, kWide ? 4 : 2>(a, x, row, rows, panel0, panels);
@@ -302,6 +294,7 @@ void linear_chunk(const LinearArgs& a, const Task& task) {
 
 void linear(const Task& task) {
     const LinearArgs a(*task.node);
+    if (a.codes) return linear_of_codes(a, task);
     switch (a.dtype) {
         case kF32: return linear_chunk<Float32Format>(a, task);
         case kF16: return linear_chunk<Float16Format>(a, task);
@@ -312,6 +305,7 @@ void linear(const Task& task) {
 }
 
 int64_t linear_scratch(const LinearArgs& a) {
+    if (a.codes) return tile_scratch(a);
     const int64_t gathered = a.row_index ? up(kRowBlock * a.k, 16) : 0;
     return gathered + kDepthBlock * kPanel + 2 * kRowBlock * kPanel;
 }

@@ -1,5 +1,6 @@
 // A list of nodes bound to tensors: made once, run once a step. Nothing is allocated in a step.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -37,7 +38,10 @@ constexpr int kChunksPerThread = 6;
 const KernelSet* kernels_of(int32_t isa) {
     if (!(isa & qk_isa_mask())) return nullptr;
 #if QK_X86
+    if (isa == kIsaAmx) return &kAmxKernels;
+    if (isa == kIsaAvx512Vnni) return &kAvx512VnniKernels;
     if (isa == kIsaAvx512) return &kAvx512Kernels;
+    if (isa == kIsaAvxVnni) return &kAvxVnniKernels;
     if (isa == kIsaAvx2) return &kAvx2Kernels;
 #endif
     return isa == kIsaPortable ? &kPortableKernels : nullptr;
@@ -64,7 +68,8 @@ struct List {
         Plan& plan = plans[node];
         const int blocks = std::max(1, ceil_div(count, kRowBlock));
         plan.rows_per_chunk = std::max(1, ceil_div(count, blocks));
-        const int unit = count <= kernels->gemv_rows ? kernels->gemv_panels : 1;
+        if (blocks > 1) plan.rows_per_chunk = ceil_div(plan.rows_per_chunk, kRowUnit) * kRowUnit;
+        const int unit = a.codes ? kDotPanels : count <= kernels->gemv_rows ? kernels->gemv_panels : 1;
         const int wanted = std::max(1, threads * kChunksPerThread / blocks);
         plan.panels_per_chunk = std::max(1, ceil_div(ceil_div(a.panels(), wanted), unit)) * unit;
         plan.panel_chunks = ceil_div(a.panels(), plan.panels_per_chunk);
@@ -101,6 +106,7 @@ struct List {
             switch (node.op) {
                 case kLinear: plan_product(i, tokens); break;
                 case kLogits: plan_product(i, rows); break;
+                case kQuantizeRows: plan_rows(i, node.p[1] ? rows : tokens, node.i[0]); break;
                 case kPagedAttention: plan_attention(i, sequences); break;
                 case kQkNormRopeKvWrite: plan_rows(i, tokens, (node.i[0] + 2 * node.i[1]) * node.i[2]); break;
                 default: plan_rows(i, tokens, node.i[0]); break;
@@ -112,7 +118,8 @@ struct List {
     static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
         const List& list = *static_cast<List*>(context);
         const Node& n = list.nodes[node];
-        const int32_t rows = n.op == kLogits ? list.rows : list.tokens;
+        const bool few = n.op == kLogits || (n.op == kQuantizeRows && n.p[1]);
+        const int32_t rows = few ? list.rows : list.tokens;
         list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get()});
     }
 };
@@ -170,5 +177,33 @@ QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_
     list->plan_step(tokens, sequences, rows);
     // Looked up by process: the threads of a parent do not exist in its forked child.
     Team::of(list->threads).run({list->chunks.data(), static_cast<int32_t>(list->nodes.size()), &List::run_chunk, list});
+    return 0;
+}
+
+namespace {
+
+struct OneNode {
+    List* list;
+    int32_t node;
+    static void run(void* context, int32_t, int32_t chunk, int32_t thread) {
+        const OneNode& one = *static_cast<OneNode*>(context);
+        List::run_chunk(one.list, one.node, chunk, thread);
+    }
+};
+
+}  // namespace
+
+QK_API int32_t qk_list_time(List* list, int32_t tokens, int32_t sequences, int32_t rows, double* seconds) {
+    const StepCounts counts{tokens, sequences, rows};
+    const auto size = static_cast<int32_t>(list->nodes.size());
+    if (!check_step(list->nodes.data(), size, counts, &last_error)) return 1;
+    list->plan_step(tokens, sequences, rows);
+    Team& team = Team::of(list->threads);
+    for (int32_t node = 0; node < size; ++node) {
+        OneNode one{list, node};
+        const auto start = std::chrono::steady_clock::now();
+        team.run({&list->chunks[node], 1, &OneNode::run, &one});
+        seconds[node] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
     return 0;
 }

@@ -24,6 +24,22 @@ QK_INLINE void over_chunk_rows(const Task& task, const Fn& f) {
     for (int64_t row = row0; row < row1; ++row) f(row);
 }
 
+struct Magnitude {
+    float top;     // largest |x|, 0 where poison is not 0
+    float poison;  // 0, or not a number where an x is infinite or not a number
+};
+
+QK_INLINE Magnitude magnitude(const float* x, int size) {
+    F top = Simd::zero(), poison = Simd::zero();
+    over_row(size, [&](int i, auto n) QK_LAMBDA_INLINE {
+        const F v = load_part(x + i, n);
+        top = Simd::max(top, Simd::max(v, Simd::sub(Simd::zero(), v)));
+        poison = Simd::fma(v, Simd::zero(), poison);
+    });
+    const float bad = Simd::sum(poison);
+    return {bad == 0.0f ? Simd::highest(top) : 0.0f, bad};
+}
+
 // A row of any stored type as floats.
 inline void to_float(const void* source, int dtype, int64_t offset, int size, float* out) {
     int i = 0;

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -67,27 +68,126 @@ struct Simd {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 
-    // Eight 4-bit codes of each of 8 output rows. Codes become signed bytes by a table; a byte shuffle then puts one
-    // into the top byte of each word, which converts to code · 2^24 without a shift or a mask of its own.
+    // Codes become signed bytes by a table; a byte shuffle then puts one into the top byte of each word, which converts
+    // to code · 2^24 without a shift or a mask of its own.
+    using I = __m256i;
+    static I load_words(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     struct Nibbles {
-        __m256i even, odd;
+        __m256i low, high;
     };
-    static constexpr float kNibbleUnit = 1.0f / 16777216.0f;
+    static constexpr float kNibbleUnit = 1.0f / 16777216.0f, kByteUnit = kNibbleUnit;
+    static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+    static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
     static Nibbles load_nibbles(const uint32_t* p) {
-        const __m256i low = _mm256_set1_epi8(15);
         const __m256i codes = _mm256_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7,  //
                                                -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return {_mm256_shuffle_epi8(codes, _mm256_and_si256(v, low)),
-                _mm256_shuffle_epi8(codes, _mm256_and_si256(_mm256_srli_epi16(v, 4), low))};
+        const __m256i v = load_words(p);
+        return {_mm256_shuffle_epi8(codes, low_nibbles(v)), _mm256_shuffle_epi8(codes, high_nibbles(v))};
     }
-    template <int I>
+    template <int N>
     static F nibble(const Nibbles& v) {
-        constexpr char b = I / 2;
+        return byte<N % 4>(N < 4 ? v.low : v.high);
+    }
+    template <int N>
+    static F byte(const I& v) {
+        constexpr char b = N;
         const __m256i top = _mm256_setr_epi8(-1, -1, -1, b, -1, -1, -1, b + 4, -1, -1, -1, b + 8, -1, -1, -1, b + 12,  //
                                              -1, -1, -1, b, -1, -1, -1, b + 4, -1, -1, -1, b + 8, -1, -1, -1, b + 12);
-        return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(I % 2 ? v.odd : v.even, top));
+        return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(v, top));
     }
+
+    static I int_set(int32_t x) { return _mm256_set1_epi32(x); }
+    static I int_add(I a, I b) { return _mm256_add_epi32(a, b); }
+    static I int_sub(I a, I b) { return _mm256_sub_epi32(a, b); }
+    static I int_mul(I a, I b) { return _mm256_mullo_epi32(a, b); }
+    static I int_from_i8(const int8_t* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+    static I to_int(F x) { return _mm256_cvtps_epi32(x); }
+    static int32_t int_sum(I x) {
+        __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+        return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+    }
+    static void store_bytes(int8_t* p, I x) {
+        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+    }
+    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
+        const I pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k));
+        const I both = broadcast(reinterpret_cast<const int8_t*>(q));
+#if defined(__AVXVNNI__)
+        return _mm256_dpwssd_avx_epi32(sum, pairs, both);
+#else
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, both));
+#endif
+    }
+    static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+    static I broadcast(const int8_t* x) {
+        int32_t word;
+        std::memcpy(&word, x, 4);
+        return _mm256_set1_epi32(word);
+    }
+
+#if defined(__AVXVNNI__)
+    // Four products and their sum go straight into 32 bits.
+    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
+    struct Sum {
+        I total;
+        void clear() { total = _mm256_setzero_si256(); }
+        void flush() {}
+        I value() const { return total; }
+    };
+    using Sum4 = Sum;
+    using Sum8 = Sum;
+    using Word8 = I;
+    static Word8 open8(I v) { return _mm256_xor_si256(v, _mm256_set1_epi8(-128)); }
+    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
+        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w, broadcast(x));
+    }
+    static void dot4(Sum4& sum, const Nibbles& w, const int8_t* x) {
+        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w.low, broadcast(x));
+        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w.high, broadcast(x + 4));
+    }
+#else
+    // Pairs of products of 4-bit codes go into 16 bits, at most 2·15·127 = 3,810 each, so that eight of them fit before
+    // they are widened. 8-bit codes, raised to 0..255, would not fit and are taken as two halves of 4 bits.
+    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 4, kFlush8 = 8;
+    static I pairs(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
+    static I widened(I sums, int16_t factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor)); }
+    struct Sum4 {
+        I total, part;
+        void clear() { total = part = _mm256_setzero_si256(); }
+        void flush() {
+            total = _mm256_add_epi32(total, widened(part, 1));
+            part = _mm256_setzero_si256();
+        }
+        I value() const { return total; }
+    };
+    struct Sum8 {
+        I total, low, high;
+        void clear() { total = low = high = _mm256_setzero_si256(); }
+        void flush() {
+            total = _mm256_add_epi32(total, _mm256_add_epi32(widened(low, 1), widened(high, 16)));
+            low = high = _mm256_setzero_si256();
+        }
+        I value() const { return total; }
+    };
+    using Word8 = Nibbles;
+    static Word8 open8(I v) {
+        v = _mm256_xor_si256(v, _mm256_set1_epi8(-128));
+        return {low_nibbles(v), high_nibbles(v)};
+    }
+    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
+        const I codes = broadcast(x);
+        sum.low = _mm256_add_epi16(sum.low, pairs(w.low, codes));
+        sum.high = _mm256_add_epi16(sum.high, pairs(w.high, codes));
+    }
+    static void dot4(Sum4& sum, const Nibbles& w, const int8_t* x) {
+        sum.part = _mm256_add_epi16(sum.part, pairs(w.low, broadcast(x)));
+        sum.part = _mm256_add_epi16(sum.part, pairs(w.high, broadcast(x + 4)));
+    }
+#endif
+    using Word4 = Nibbles;
+    static Word4 open4(I v) { return {low_nibbles(v), high_nibbles(v)}; }
 
     // See simd_portable.h. Two 16-byte columns side by side, in the lanes of a register.
     static constexpr int kByteColumns = 32;

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace {
 
@@ -60,16 +61,109 @@ struct Simd {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }
 
-    // Eight 4-bit codes of each of 16 output rows. A 16-entry table of floats fits one register, and the permutation
-    // looks at the low four bits of its index only.
-    using Nibbles = __m512i;
-    static constexpr float kNibbleUnit = 1.0f;
-    static Nibbles load_nibbles(const uint32_t* p) { return _mm512_loadu_si512(p); }
-    template <int I>
+    // A 16-entry table of floats fits one register, and the permutation looks at the low four bits of its index only.
+    using I = __m512i;
+    static I load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+    using Nibbles = I;
+    static constexpr float kNibbleUnit = 1.0f, kByteUnit = 1.0f / 16777216.0f;
+    static Nibbles load_nibbles(const uint32_t* p) { return load_words(p); }
+    template <int N>
     static F nibble(const Nibbles& v) {
         const F codes = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_permutexvar_ps(I == 0 ? v : _mm512_srli_epi32(v, 4 * I), codes);
+        return _mm512_permutexvar_ps(N == 0 ? v : _mm512_srli_epi32(v, N < 4 ? 8 * N : 8 * (N - 4) + 4), codes);
     }
+    // The byte goes to the top of its word, which then converts to code · 2^24.
+    template <int N>
+    static F byte(const I& v) {
+        const I top = _mm512_set4_epi32(0x0cffffff + (N << 24), 0x08ffffff + (N << 24), 0x04ffffff + (N << 24), 0x00ffffff + (N << 24));
+        return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(v, top));
+    }
+
+    static I int_set(int32_t x) { return _mm512_set1_epi32(x); }
+    static I int_add(I a, I b) { return _mm512_add_epi32(a, b); }
+    static I int_sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+    static I int_mul(I a, I b) { return _mm512_mullo_epi32(a, b); }
+    static I int_from_i8(const int8_t* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    static I to_int(F x) { return _mm512_cvtps_epi32(x); }
+    static int32_t int_sum(I x) { return _mm512_reduce_add_epi32(x); }
+    static void store_bytes(int8_t* p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x)); }
+    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
+        const I pairs = _mm512_loadu_si512(k), both = broadcast(reinterpret_cast<const int8_t*>(q));
+#if defined(__AVX512VNNI__)
+        return _mm512_dpwssd_epi32(sum, pairs, both);
+#else
+        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, both));
+#endif
+    }
+    static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+    static I broadcast(const int8_t* x) {
+        int32_t word;
+        std::memcpy(&word, x, 4);
+        return _mm512_set1_epi32(word);
+    }
+    static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+    static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
+    struct Halves {
+        I low, high;
+    };
+
+#if defined(__AVX512VNNI__)
+    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
+    struct Sum {
+        I total;
+        void clear() { total = _mm512_setzero_si512(); }
+        void flush() {}
+        I value() const { return total; }
+    };
+    using Sum4 = Sum;
+    using Sum8 = Sum;
+    using Word8 = I;
+    static Word8 open8(I v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
+    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) { sum.total = _mm512_dpbusd_epi32(sum.total, w, broadcast(x)); }
+    static void dot4(Sum4& sum, const Halves& w, const int8_t* x) {
+        sum.total = _mm512_dpbusd_epi32(sum.total, w.low, broadcast(x));
+        sum.total = _mm512_dpbusd_epi32(sum.total, w.high, broadcast(x + 4));
+    }
+#else
+    // As in simd_avx2.h.
+    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 4, kFlush8 = 8;
+    static I pairs(I codes, I x) { return _mm512_maddubs_epi16(codes, x); }
+    static I widened(I sums, int16_t factor) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(factor)); }
+    struct Sum4 {
+        I total, part;
+        void clear() { total = part = _mm512_setzero_si512(); }
+        void flush() {
+            total = _mm512_add_epi32(total, widened(part, 1));
+            part = _mm512_setzero_si512();
+        }
+        I value() const { return total; }
+    };
+    struct Sum8 {
+        I total, low, high;
+        void clear() { total = low = high = _mm512_setzero_si512(); }
+        void flush() {
+            total = _mm512_add_epi32(total, _mm512_add_epi32(widened(low, 1), widened(high, 16)));
+            low = high = _mm512_setzero_si512();
+        }
+        I value() const { return total; }
+    };
+    using Word8 = Halves;
+    static Word8 open8(I v) {
+        v = _mm512_xor_si512(v, _mm512_set1_epi8(-128));
+        return {low_nibbles(v), high_nibbles(v)};
+    }
+    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
+        const I codes = broadcast(x);
+        sum.low = _mm512_add_epi16(sum.low, pairs(w.low, codes));
+        sum.high = _mm512_add_epi16(sum.high, pairs(w.high, codes));
+    }
+    static void dot4(Sum4& sum, const Halves& w, const int8_t* x) {
+        sum.part = _mm512_add_epi16(sum.part, pairs(w.low, broadcast(x)));
+        sum.part = _mm512_add_epi16(sum.part, pairs(w.high, broadcast(x + 4)));
+    }
+#endif
+    using Word4 = Halves;
+    static Word4 open4(I v) { return {low_nibbles(v), high_nibbles(v)}; }
 
     // See simd_portable.h. Four 16-byte columns side by side, in the lanes of a register.
     static constexpr int kByteColumns = 64;

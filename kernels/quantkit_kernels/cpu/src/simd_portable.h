@@ -81,18 +81,75 @@ struct Simd {
         for (int i = 0; i < W; ++i) p[i] = float_to_half(x[i]);
     }
 
-    // Eight 4-bit codes of each of W output rows; nibble<I> gives code I of each, divided by kNibbleUnit.
-    using Nibbles = U;
-    static constexpr float kNibbleUnit = 1.0f;
-    static Nibbles load_nibbles(const uint32_t* p) {
+    // A word of 32 bits of each of W output rows, as pack.cpp lays them: eight 4-bit codes or four of 8 bits. nibble<N>
+    // and byte<N> give channel N of each as a float, divided by the unit.
+    static U load_words(const uint32_t* p) {
         U v;
         std::memcpy(&v, p, sizeof v);
         return v;
     }
+    using Nibbles = U;
+    static constexpr float kNibbleUnit = 1.0f, kByteUnit = 1.0f;
+    static Nibbles load_nibbles(const uint32_t* p) { return load_words(p); }
     template <int N>
     static F nibble(const Nibbles& v) {
-        const I codes = reinterpret_cast<I>((v >> (4 * N)) & 15u) - 8;
+        const I codes = reinterpret_cast<I>((v >> (N < 4 ? 8 * N : 8 * (N - 4) + 4)) & 15u) - 8;
         return __builtin_convertvector(codes, F);
+    }
+    template <int N>
+    static F byte(const U& v) {
+        return __builtin_convertvector(reinterpret_cast<I>(v << (24 - 8 * N)) >> 24, F);
+    }
+
+    // Integer dot products. dot4 and dot8 add, for each of W output rows, the products of a word's channels with the
+    // int8 codes at x: 8 channels of 4 bits, 4 of 8 bits. The sums come out of value() with every weight code raised
+    // by kBias4 or kBias8; kFlush4 and kFlush8 words may be added between two calls of flush().
+    static constexpr int kBias4 = 8, kBias8 = 0, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
+    static I int_set(int32_t x) { return I{x, x, x, x}; }
+    static I int_add(I a, I b) { return a + b; }
+    static I int_sub(I a, I b) { return a - b; }
+    static I int_mul(I a, I b) { return a * b; }
+    static I int_from_i8(const int8_t* p) { return I{p[0], p[1], p[2], p[3]}; }
+    // To the nearest integer, ties to even; |x| < 2^22.
+    static I to_int(F x) { return __builtin_convertvector(round(x), I); }
+    static int32_t int_sum(I x) { return x[0] + x[1] + x[2] + x[3]; }
+    // Lanes within -128..127 as bytes.
+    static void store_bytes(int8_t* p, I x) {
+        for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x[i]);
+    }
+    // Sums of products of pairs of 16-bit numbers: [W][2] at k with the pair at q, added to sum.
+    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
+        for (int i = 0; i < W; ++i) sum[i] += k[2 * i] * q[0] + k[2 * i + 1] * q[1];
+        return sum;
+    }
+    // Bytes of two channels for 16 positions, side by side as 16-bit pairs [16][2].
+    static void pair_bytes(const int8_t* even, const int8_t* odd, int16_t* out) {
+        for (int i = 0; i < 16; ++i) {
+            out[2 * i] = even[i];
+            out[2 * i + 1] = odd[i];
+        }
+    }
+    static F to_float(I x) { return __builtin_convertvector(x, F); }
+    struct Sum {
+        I total;
+        void clear() { total = I{0, 0, 0, 0}; }
+        void flush() {}
+        I value() const { return total; }
+    };
+    using Sum4 = Sum;
+    using Sum8 = Sum;
+    using Word4 = U;
+    using Word8 = U;
+    static Word4 open4(U v) { return v; }
+    static Word8 open8(U v) { return v; }
+    static void dot4(Sum4& sum, const Word4& w, const int8_t* x) {
+        for (int i = 0; i < 4; ++i) {
+            sum.total += reinterpret_cast<I>((w >> (8 * i)) & 15u) * x[i];
+            sum.total += reinterpret_cast<I>((w >> (8 * i + 4)) & 15u) * x[i + 4];
+        }
+    }
+    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
+        for (int i = 0; i < 4; ++i) sum.total += (reinterpret_cast<I>(w << (24 - 8 * i)) >> 24) * x[i];
     }
 
     // Transposes bytes `column`.. of 16 rows, 16 · lanes of them (at most kByteColumns), to out [16][lanes][16]: byte

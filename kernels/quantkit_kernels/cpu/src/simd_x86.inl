@@ -20,6 +20,14 @@ static void transpose_narrow(const int8_t* const* rows, int column, int lanes, i
     }
 }
 
+static void pair_bytes(const int8_t* even, const int8_t* odd, int16_t* out) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(even));
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd));
+    const __m256i low = _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b)), high = _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out) + 1, high);
+}
+
 // 4 × 4 floats: out[c * ld_out + r] = in[r * ld_in + c].
 static void transpose_4x4(const float* in, int64_t ld_in, float* out, int64_t ld_out) {
     __m128 a = _mm_loadu_ps(in), b = _mm_loadu_ps(in + ld_in), c = _mm_loadu_ps(in + 2 * ld_in),

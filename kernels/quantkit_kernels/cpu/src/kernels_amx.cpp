@@ -1,0 +1,6 @@
+// The kernels for AVX-512 with VNNI and AMX tiles of int8.
+#include "simd_avx512.h"
+//
+#include "kernels.inl"
+
+extern const KernelSet kAmxKernels = kKernels;

@@ -1,0 +1,123 @@
+// Products of many quantized rows on AMX: 16 rows by 16 outputs by 64 channels in one instruction.
+//
+// A panel's weights are widened once to int8, zero points subtracted, as [k / 4][32] words; a tile of sums is then made
+// for each block of channels and added to the totals as dot_outputs does, with the same roundings.
+
+namespace {
+
+constexpr int kTileRows16 = 16;
+constexpr int kBatch = 4;  // tiles of sums on their way at once: one instruction takes 52 cycles, a new one starts every 16
+
+struct alignas(64) TileShape {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// INT8 zero points may not fit a byte once subtracted; 4-bit ones do.
+inline bool use_tiles(const LinearArgs& a, int rows) { return rows >= kFewestTileRows && !(a.dtype == kI8 && a.zero); }
+
+// [stride / 4][kPanel] words of widened weights, then the sums of a batch.
+inline int64_t tile_scratch(const LinearArgs& a) { return static_cast<int64_t>(a.stride()) / 4 * kPanel + kBatch * 256; }
+
+// One panel's codes as signed bytes less their zero points.
+inline void widen_panel(const LinearArgs& a, int panel, uint32_t* out) {
+    const auto* source = reinterpret_cast<const uint32_t*>(a.data + panel * a.panel_bytes);
+    const int64_t group_words = a.group_bytes() / 4;
+    for (int g = 0; g < a.groups; ++g, source += group_words, out += a.group_stride() / 4 * kPanel) {
+        if (a.dtype == kI8) {
+            std::memcpy(out, source, static_cast<size_t>(group_words) * 4);
+            continue;
+        }
+        __m512i zero[kVectors];
+        for (int c = 0; c < kVectors; ++c) {
+            __m512i z = _mm512_set1_epi32(8);
+            if (a.zero) z = _mm512_add_epi32(z, Simd::int_from_i8(a.zero + (static_cast<int64_t>(panel) * a.groups + g) * kPanel + c * W));
+            zero[c] = _mm512_mullo_epi32(_mm512_and_si512(z, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x01010101));
+        }
+        uint32_t* to = out;
+        for (const uint32_t* from = source; from < source + group_words; from += kPanel, to += 2 * kPanel) {
+            for (int c = 0; c < kVectors; ++c) {
+                const __m512i v = Simd::load_words(from + c * W);
+                _mm512_store_si512(to + c * W, _mm512_sub_epi8(Simd::low_nibbles(v), zero[c]));
+                _mm512_store_si512(to + kPanel + c * W, _mm512_sub_epi8(Simd::high_nibbles(v), zero[c]));
+            }
+        }
+    }
+}
+
+// Sums of one block into tile T by way of tiles A and B, and out to memory. Tiles are named in the source, so a macro.
+#define QK_SUM_BLOCK(T, A, B)                                                                          \
+    QK_INLINE void sum_block_##T(const int8_t* x, int64_t stride, const uint32_t* w, int steps, int32_t* sums) { \
+        _tile_zero(T);                                                                                 \
+        for (int s = 0; s < steps; ++s) {                                                              \
+            _tile_loadd(A, x + s * kStep, stride);                                                     \
+            _tile_loadd(B, w + s * (kStep / 4) * kPanel, kPanel * 4);                                  \
+            _tile_dpbssd(T, A, B);                                                                     \
+        }                                                                                              \
+        _tile_stored(T, sums + T * 256, 64);                                                           \
+    }
+QK_SUM_BLOCK(0, 4, 5)
+QK_SUM_BLOCK(1, 6, 7)
+QK_SUM_BLOCK(2, 4, 5)
+QK_SUM_BLOCK(3, 6, 7)
+#undef QK_SUM_BLOCK
+
+// 16 rows by one vector of outputs.
+inline void tile_outputs(const LinearArgs& a, int64_t row, int rows, int panel, int c, const uint32_t* weights, int32_t* sums) {
+    const int per_group = a.per_group(), blocks = a.blocks();
+    const int64_t stride = a.stride();
+    const int8_t* x = a.codes + row * stride;
+    const float* x_scale = a.x_scale + row * blocks;
+    const int64_t parameter = static_cast<int64_t>(panel) * a.groups * kPanel + c * W;
+    F total[kTileRows16];
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows16; ++m) total[m] = Simd::zero();
+    for (int block0 = 0; block0 < blocks; block0 += kBatch) {
+        const int count = least(kBatch, blocks - block0);
+        for (int t = 0; t < count; ++t) {
+            const int g = (block0 + t) / per_group, j = (block0 + t) % per_group;
+            const int steps = (least(kBlock, a.group - j * kBlock) + kStep - 1) / kStep;
+            const int at = g * a.group_stride() + j * kBlock;
+            const uint32_t* w = weights + at / 4 * kPanel + c * W;
+            switch (t) {
+                case 0: sum_block_0(x + at, stride, w, steps, sums); break;
+                case 1: sum_block_1(x + at, stride, w, steps, sums); break;
+                case 2: sum_block_2(x + at, stride, w, steps, sums); break;
+                default: sum_block_3(x + at, stride, w, steps, sums); break;
+            }
+        }
+        for (int t = 0; t < count; ++t) {
+            const int block = block0 + t;
+            const F scale = scale_at(a, parameter + block / per_group * kPanel, 1.0f);
+            const int32_t* sum = sums + t * 256;
+#pragma GCC unroll 16
+            for (int m = 0; m < kTileRows16; ++m) {
+                const F factor = Simd::mul(scale, Simd::set(x_scale[m * blocks + block]));
+                total[m] = Simd::fma(Simd::to_float(_mm512_load_si512(sum + m * W)), factor, total[m]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kTileRows16; ++m) {
+        if (m < rows) write_out(a, row + m, panel * kPanel + c * W, total[m]);
+    }
+}
+
+void tile_chunk(const LinearArgs& a, int64_t row, int rows, int panel, int panels, float* scratch) {
+    auto* weights = reinterpret_cast<uint32_t*>(scratch);
+    auto* sums = reinterpret_cast<int32_t*>(scratch) + static_cast<int64_t>(a.stride()) / 4 * kPanel;
+    const TileShape shape;
+    _tile_loadconfig(&shape);
+    for (int p = panel; p < panel + panels; ++p) {
+        const uint32_t* w = weights;
+        if (a.dtype == kI8 && a.group == a.group_stride()) w = reinterpret_cast<const uint32_t*>(a.data + p * a.panel_bytes);
+        else widen_panel(a, p, weights);
+        for (int r = 0; r < rows; r += kTileRows16) {
+            for (int c = 0; c < kVectors; ++c) tile_outputs(a, row + r, least(kTileRows16, rows - r), p, c, w, sums);
+        }
+    }
+    _tile_release();
+}
+
+}  // namespace
