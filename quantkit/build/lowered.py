@@ -10,7 +10,7 @@ from quantkit.program.ir import Program
 
 
 def lowered_program(context: Context, schemes: Mapping[str, str]) -> Program:
-    """The build's program with `schemes` of the decision units and the head and the recipe's compute and KV format, verified."""
+    """The build's program with `schemes` of the units and the head, the recipe's compute and KV format; verified."""
     recipe = context.loaded.recipe
     lowered = lower_precision(context.program, dict(schemes), recipe.kv_cache.format, recipe.compute)
     program = plan_buffers(lowered)

@@ -212,7 +212,5 @@ OPS: dict[str, OpSchema] = {
     ),
     "act_mul": OpSchema(("gate", "up"), {"activation": (str,)}, {}, _act_mul),
     "gated_act": OpSchema(("gate_up",), {"activation": (str,)}, {}, _gated_act),
-    "logits": OpSchema(
-        ("hidden", "logits_rows"), {"softcap": _MAYBE_NUMBER, **_COMPUTE}, {"weight": True}, _logits
-    ),
+    "logits": OpSchema(("hidden", "logits_rows"), {"softcap": _MAYBE_NUMBER, **_COMPUTE}, {"weight": True}, _logits),
 }

@@ -145,9 +145,7 @@ class CallList:
         capacity = min(x.shape[0], _f32("y", y, None, hidden).shape[0], _f32("out", out, None, hidden).shape[0])
         self._append(Op.ADD, capacity, (x, y, out), (hidden,))
 
-    def linear(
-        self, x: Tensor, packed: PackedMatrix, bias: Tensor | None, out: Tensor, compute: str = "exact"
-    ) -> None:
+    def linear(self, x: Tensor, packed: PackedMatrix, bias: Tensor | None, out: Tensor, compute: str = "exact") -> None:
         """`out = x · wᵀ + bias`; x `[T, K]`, packed `[N, K]`, bias `[N]` or None, out `[T, N]`.
 
         compute: `exact` in float32, or `int8`: x quantized on the fly, integer products

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 QUERY_TOP = 16383.0
 """Over an int8 cache q, its scales folded in, is taken as integers of 15 bits: one scale for each head of a token."""
 

@@ -14,9 +14,7 @@ from quantkit.program.ir import Node, Program, Weight
 from quantkit.program.passes.rewrite import rebuild
 
 
-def lower_precision(
-    program: Program, schemes: Mapping[str, str], kv_format: str, compute: str = "exact"
-) -> Program:
+def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str, compute: str = "exact") -> Program:
     """The program with `schemes[group]` on each named decision unit (others keep theirs) and `kv_format` caches.
 
     compute: how products with quantized matrices are taken, one of `ops.COMPUTE`; all others are exact.
