@@ -5,19 +5,34 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-QUERY_TOP = 16383.0
-"""Over an int8 cache q, its scales folded in, is taken as integers of 15 bits: one scale for each head of a token."""
+CODE_TOP = 16256.0
+"""Over an int8 cache q, its scales folded in, and a tile's weights are taken as integers of 15 bits: 127 · 128 at most."""
+TILE = 64
+"""Positions whose weights share a scale: their own largest is CODE_TOP. Tiles lie at multiples of it."""
 
 
 def query_codes(q: Tensor) -> tuple[Tensor, Tensor]:
     """Integers (as float32) `[..., D]` and what one stands for `[..., 1]`; a row that is not finite gets NaN."""
     top = q.abs().amax(-1, keepdim=True)
     live = top >= 1e-30
-    most = torch.full_like(top, QUERY_TOP)
+    most = torch.full_like(top, CODE_TOP)
     codes = torch.where(live, q * (most / torch.where(live, top, 1.0)), 0.0).round()
-    unit = torch.where(live, top / QUERY_TOP, 0.0)
+    unit = torch.where(live, top / CODE_TOP, 0.0)
     broken = ~torch.isfinite(q).all(-1, keepdim=True)
     return torch.where(broken, 0.0, codes), torch.where(broken, torch.nan, unit)
+
+
+def _tile_weights(scores: Tensor) -> Tensor:
+    """softmax of `[..., L]` with the weights of each tile rounded to CODE_TOP parts of the tile's largest."""
+    length = scores.shape[-1]
+    padded = torch.nn.functional.pad(scores, (0, -length % TILE), value=float("-inf"))
+    tiles = padded.unflatten(-1, (-1, TILE))
+    top = tiles.amax(-1, keepdim=True)
+    held = torch.where(top == float("-inf"), 0.0, tiles - torch.where(top == float("-inf"), 0.0, top)).exp()
+    codes = torch.where(top == float("-inf"), 0.0, (held * CODE_TOP).round())
+    weights = codes.double() * (top - top.amax(-2, keepdim=True)).double().exp()
+    weights = weights.flatten(-2)[..., :length]
+    return (weights / weights.sum(-1, keepdim=True)).to(torch.float32)
 
 
 def _gather(cache: Tensor, scale: Tensor | None, blocks: Tensor, length: int) -> Tensor:
@@ -45,7 +60,8 @@ def reference(
 ) -> Tensor:
     """softmax(q·kᵀ·scale)·v for each sequence's newest tokens, reading k and v from the cache only.
 
-    With k_scale, q·k_scale·scale is taken in integers of 15 bits (`query_codes`) and multiplied with the cache's codes.
+    With k_scale, q·k_scale·scale is taken in integers of 15 bits (`query_codes`), as are the weights of each tile of
+    TILE positions, and both are multiplied with the cache's codes.
 
     q: float32 `[T, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`; k_scale, v_scale: float32 `[Hkv, D]` or None;
     block_table: int32 `[B, M]`; query_start_loc: int32 `[B + 1]`; seq_lens: int32 `[B]`, new tokens included.
@@ -78,7 +94,8 @@ def reference(
         hidden = key > query
         if window is not None:
             hidden = hidden | (key <= query - window)
-        weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        weights = torch.softmax(scores, dim=-1) if k_scale is None else _tile_weights(scores)
         pieces.append(torch.einsum("hgtl,hld->thgd", weights, v).reshape(count, num_heads * head_dim))
     rest = q.shape[0] - sum(piece.shape[0] for piece in pieces)
     if rest:
