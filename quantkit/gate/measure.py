@@ -132,4 +132,4 @@ def _least_bits(artifact: Artifact) -> int:
 def _coverage(artifact: Artifact, backend: str, threads: int) -> Coverage:
     kind, _, isa = backend.partition(":")
     formats = sorted({kv.format for kv in artifact.program.kv})
-    return Coverage(kind, isa, "exact", "+".join(formats), threads)
+    return Coverage(kind, isa, artifact.program.compute, "+".join(formats), threads)

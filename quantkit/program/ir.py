@@ -94,6 +94,11 @@ class Program:
         """Number of decoder layers."""
         return len(self.kv)
 
+    @property
+    def compute(self) -> str:
+        """`int8` where any product is taken in integers, else `exact`."""
+        return "int8" if any(node.attrs.get("compute") == "int8" for node in self.nodes) else "exact"
+
     def groups(self) -> dict[str, Weight]:
         """The decision units: group name -> its matrix, in program order."""
         used = [name for node in self.nodes for name in node.weights.values()]

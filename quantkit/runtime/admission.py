@@ -71,10 +71,10 @@ class Standing:
         )
 
 
-def target_of(backend_name: str, kv_format: str) -> dict[str, str]:
+def target_of(backend_name: str, compute: str, kv_format: str) -> dict[str, str]:
     """What a verdict must cover to speak for this runtime: `backend_name` as the executor gives it (`cpu:avx2`)."""
     backend, _, isa = backend_name.partition(":")
-    return {"backend": backend, "isa": isa, "compute": "exact", "kv_format": kv_format}
+    return {"backend": backend, "isa": isa, "compute": compute, "kv_format": kv_format}
 
 
 def read_standing(folder: Path, payload_digest: str) -> Standing:

@@ -86,7 +86,7 @@ def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loa
         standing.admit({}, accept_ungated=False, where=str(path))
     executor, memory, limits = load_executor(artifact.program, artifact, options)
     kv_format = _kv_format(artifact.program)
-    target = target_of(executor.backend_name, kv_format)
+    target = target_of(executor.backend_name, executor.program.compute, kv_format)
     standing.admit(target, accept_ungated=options.accept_ungated, where=str(path))
     text = ChatText(artifact.folder)
     core = _core(executor, text, memory, limits, options, f"{artifact.payload_digest} {kv_format}")
@@ -109,7 +109,7 @@ def load_source(
         source.write_tokenizer(Path(folder))
         text = ChatText(folder)
     core = _core(executor, text, memory, limits, options, f"{source.fingerprint()} {kv_format}")
-    target = target_of(executor.backend_name, kv_format)
+    target = target_of(executor.backend_name, executor.program.compute, kv_format)
     return Loaded(core, executor, text, memory, limits.max_model_len, kv_format, Standing("none"), "", target)
 
 

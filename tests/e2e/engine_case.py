@@ -28,14 +28,14 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 def make_executor(
     folder: Path, *, family: str = "llama", num_blocks: int = 401, max_tokens: int = 1024, length: int = 1024,
-    threads: int | None = None, backend: str = "cpu", spill: Path | None = None,
+    threads: int | None = None, backend: str = "cpu", spill: Path | None = None, compute: str = "int8",
 ) -> Executor:  # fmt: skip
     """An executor of a tiny random model: every group by another scheme, INT8 head, INT8 cache."""
     checkpoint = make_checkpoint(folder, family, dtype="float16", max_position_embeddings=length)
     source = open_source(str(checkpoint))
     program = fuse(build_program(source.spec))
     schemes = {group: SCHEMES.get(group.split(".")[-1], "W8A16") for group in program.groups()}
-    lowered = lower_precision(program, schemes, "INT8")
+    lowered = lower_precision(program, schemes, "INT8", compute)
     scales = {
         weight.name: torch.full(weight.shape, 0.03) for weight in lowered.weights.values() if weight.kind == "scales"
     }

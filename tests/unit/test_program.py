@@ -179,3 +179,24 @@ def test_a_hostile_program_is_refused_by_name(change: object) -> None:
 def test_text_that_is_no_program_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError):
         program_from_json(text)
+
+
+def test_only_products_with_codes_are_taken_in_integers_and_files_of_before_are_exact() -> None:
+    lowered = lower_precision(fuse(build_program(SPEC)), {"layers.0.qkv": "W8A16", "lm_head": "W8A16"}, "FP32", "int8")
+    modes = {node.name: node.attrs["compute"] for node in lowered.nodes if "compute" in node.attrs}
+    assert {name for name, mode in modes.items() if mode == "int8"} == {"layers.0.qkv", "logits"}
+    assert (lowered.compute, fuse(build_program(SPEC)).compute) == ("int8", "exact")
+    verify(lowered)
+    again = program_from_json(program_to_json(lowered))
+    assert again == lowered
+    lines = program_to_json(lowered).replace('"compute": "int8", ', "").replace('"compute": "int8"', "")
+    older = program_from_json(lines.replace('"compute": "exact", ', "").replace('"compute": "exact"', ""))
+    assert older.compute == "exact"
+
+
+@pytest.mark.parametrize(("mode", "complaint"), [("int8", "with a weight in FP16"), ("int4", "unknown compute 'int4'")])
+def test_a_product_that_cannot_be_taken_so_is_refused(mode: str, complaint: str) -> None:
+    program = fuse(build_program(SPEC))
+    nodes = tuple(replace(n, attrs={**n.attrs, "compute": mode}) if n.op == "linear" else n for n in program.nodes)
+    with pytest.raises(CheckpointError, match=complaint):
+        verify(program.with_(nodes=nodes))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 CODE_TOP = 16256.0
-"""Over an int8 cache q, its scales folded in, and a tile's weights are taken as integers of 15 bits: 127 · 128 at most."""
+"""Over an int8 cache q, its scales folded in, and a tile's weights are integers of 15 bits: 127 · 128 at most."""
 TILE = 64
 """Positions whose weights share a scale: their own largest is CODE_TOP. Tiles lie at multiples of it."""
 
