@@ -134,3 +134,27 @@ def test_a_float_weight_has_no_codes_to_multiply() -> None:
         cpu.CallList(threads=1).linear(torch.randn(1, 8), weight("f16", 8, 8).packed, None, poisoned(1, 8), "int8")
     with pytest.raises(ValueError, match="unknown compute"):
         cpu.CallList(threads=1).linear(torch.randn(1, 8), weight("int8", 8, 8).packed, None, poisoned(1, 8), "int4")
+
+
+@pytest.mark.parametrize("producer", ["rms_norm", "add_rms_norm", "gated_act"])
+@pytest.mark.parametrize("form", ["int8", "int4:g64", "int4:g12:asym"])
+def test_a_norm_or_activation_before_it_quantizes_the_rows_itself(isa: str, producer: str, form: str) -> None:
+    columns, tokens = columns_of(form, 192), 21
+    w = weight(form, 70, columns)
+    x, y, norm = torch.randn(tokens, columns), torch.randn(tokens, columns), torch.rand(columns)
+    gate_up = torch.randn(tokens, 2 * columns)
+    made, summed, out = poisoned(tokens + GUARD, columns), poisoned(tokens, columns), poisoned(tokens + GUARD, 70)
+
+    def add(calls: cpu.CallList) -> None:
+        if producer == "rms_norm":
+            calls.rms_norm(x, norm, made, 1e-6)
+        elif producer == "add_rms_norm":
+            calls.add_rms_norm(x, y, norm, made, summed, 1e-6)
+        else:
+            calls.gated_act(gate_up, made, "silu")
+        before = len(calls)
+        calls.linear(made, w.packed, None, out, "int8")
+        assert len(calls) == before + 1
+
+    run(isa, add, tokens)
+    assert_rows(out, expected(w, made[:tokens]), rtol=1e-5, atol=1e-5 * max(1.0, out[:tokens].abs().max().item()))

@@ -40,6 +40,11 @@ class Op(IntEnum):
     QUANTIZE_ROWS = 9
 
 
+_OUTPUT = {Op.RMS_NORM: 3, Op.ADD_RMS_NORM: 3, Op.GATED_ACT: 1}
+"""Calls that can quantize their own rows: where in Node.p their output lies."""
+_AFTER = 8  # fields of Node.p and Node.i, see src/args.h
+
+
 def _check(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
     """The tensor, if it is contiguous, on the CPU, of one of the dtypes and of the shape (None: any length)."""
     if tensor.dtype not in dtypes:
@@ -218,6 +223,13 @@ class CallList:
             self._scratch.setdefault((torch.float32, rows * blocks), torch.zeros(rows * blocks)),
             self._scratch.setdefault((torch.int32, rows * blocks), torch.zeros(rows * blocks, dtype=torch.int32)),
         )
+        last = self._nodes[-1] if self._nodes and row_index is None else None
+        if last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.data_ptr():
+            for index, tensor in enumerate(made):  # it makes the codes of its rows while they are at hand
+                last.p[_AFTER + index] = tensor.data_ptr()
+            last.i[_AFTER] = packed.groups
+            self._tensors.extend(made)
+            return made
         sizes = (packed.in_features, packed.groups, x.shape[0])
         self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), sizes)
         return made

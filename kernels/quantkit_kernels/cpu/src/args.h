@@ -54,6 +54,8 @@ struct GatedActArgs {
 };
 
 constexpr int kBlock = 128;  // channels that share a scale of quantized activations, at most
+constexpr int kAfter = 8;        // Node::p: codes, scale and sum of a node that quantizes its own rows
+constexpr int kAfterGroups = 8;  // Node::i: their groups
 constexpr int kStep = 64;    // a block is stored padded with zeros to a multiple of so many channels
 
 // Rows quantized to int8 in blocks: a group of channels is cut into blocks of kBlock (the last may be shorter), each
@@ -73,6 +75,14 @@ struct QuantizeArgs {
         : x(static_cast<const float*>(n.p[0])), row_index(static_cast<const int32_t*>(n.p[1])),
           codes(static_cast<int8_t*>(n.p[2])), scale(static_cast<float*>(n.p[3])), sum(static_cast<int32_t*>(n.p[4])),
           k(n.i[0]), groups(n.i[1]), group(n.i[0] / n.i[1]), hidden_rows(n.i[2]) {}
+    // What a norm or a gated activation does with its own rows besides: groups is 0 where nothing asks for it.
+    static QuantizeArgs after(const Node& n) { return QuantizeArgs(n, n.i[0], n.i[kAfterGroups]); }
+
+private:
+    QuantizeArgs(const Node& n, int width, int count)
+        : x(nullptr), row_index(nullptr), codes(static_cast<int8_t*>(n.p[kAfter])),
+          scale(static_cast<float*>(n.p[kAfter + 1])), sum(static_cast<int32_t*>(n.p[kAfter + 2])), k(width), groups(count),
+          group(count ? width / count : 0), hidden_rows(0) {}
 };
 
 // linear, and logits (rows >= 0 of row_index, softcap given). With codes, x is not read: rows come quantized.

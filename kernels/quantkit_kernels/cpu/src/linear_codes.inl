@@ -6,38 +6,6 @@
 
 namespace {
 
-// Rows below this magnitude are all zero: their inverse would not be finite.
-constexpr float kSmallest = 1e-30f;
-
-QK_INLINE void quantize_block(const float* x, int count, int8_t* codes, float* scale, int32_t* sum) {
-    const Magnitude found = magnitude(x, count);
-    const float bad = found.poison, highest = found.top;
-    if (count % kStep != 0 || !(highest >= kSmallest)) std::memset(codes, 0, static_cast<size_t>(up(count, kStep)));
-    *sum = 0;
-    *scale = bad == 0.0f ? 0.0f : bad;
-    if (!(highest >= kSmallest)) return;
-    *scale = highest / 127.0f;
-    const F inverse = Simd::set(127.0f / highest);
-    Simd::I total = Simd::int_set(0);
-    over_row(count, [&](int i, auto n) QK_LAMBDA_INLINE {
-        const Simd::I held = Simd::to_int(Simd::mul(load_part(x + i, n), inverse));
-        total = Simd::int_add(total, held);
-        Simd::store_bytes(codes + i, held);  // lanes beyond the block's end are zero, and its room a multiple of kStep
-    });
-    *sum = Simd::int_sum(total);
-}
-
-inline void quantize_row(const QuantizeArgs& a, const float* x, int64_t row) {
-    const int per_group = a.per_group();
-    for (int g = 0; g < a.groups; ++g) {
-        for (int j = 0; j < per_group; ++j) {
-            const int64_t block = row * a.blocks() + g * per_group + j;
-            int8_t* codes = a.codes + row * a.stride() + g * a.group_stride() + j * kBlock;
-            quantize_block(x + g * a.group + j * kBlock, least(kBlock, a.group - j * kBlock), codes, a.scale + block, a.sum + block);
-        }
-    }
-}
-
 void quantize_rows(const Task& task) {
     const QuantizeArgs a(*task.node);
     over_chunk_rows(task, [&](int64_t row) {

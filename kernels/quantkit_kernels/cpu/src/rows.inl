@@ -40,6 +40,38 @@ QK_INLINE Magnitude magnitude(const float* x, int size) {
     return {bad == 0.0f ? Simd::highest(top) : 0.0f, bad};
 }
 
+// Blocks below this magnitude are all zero: their inverse would not be finite.
+constexpr float kSmallest = 1e-30f;
+
+QK_INLINE void quantize_block(const float* x, int count, int8_t* codes, float* scale, int32_t* sum) {
+    const Magnitude found = magnitude(x, count);
+    const float bad = found.poison, highest = found.top;
+    if (count % kStep != 0 || !(highest >= kSmallest)) std::memset(codes, 0, static_cast<size_t>(up(count, kStep)));
+    *sum = 0;
+    *scale = bad == 0.0f ? 0.0f : bad;
+    if (!(highest >= kSmallest)) return;
+    *scale = highest / 127.0f;
+    const F inverse = Simd::set(127.0f / highest);
+    Simd::I total = Simd::int_set(0);
+    over_row(count, [&](int i, auto n) QK_LAMBDA_INLINE {
+        const Simd::I held = Simd::to_int(Simd::mul(load_part(x + i, n), inverse));
+        total = Simd::int_add(total, held);
+        Simd::store_bytes(codes + i, held);  // lanes beyond the block's end are zero, and its room a multiple of kStep
+    });
+    *sum = Simd::int_sum(total);
+}
+
+inline void quantize_row(const QuantizeArgs& a, const float* x, int64_t row) {
+    const int per_group = a.per_group();
+    for (int g = 0; g < a.groups; ++g) {
+        for (int j = 0; j < per_group; ++j) {
+            const int64_t block = row * a.blocks() + g * per_group + j;
+            int8_t* codes = a.codes + row * a.stride() + g * a.group_stride() + j * kBlock;
+            quantize_block(x + g * a.group + j * kBlock, least(kBlock, a.group - j * kBlock), codes, a.scale + block, a.sum + block);
+        }
+    }
+}
+
 // A row of any stored type as floats.
 inline void to_float(const void* source, int dtype, int64_t offset, int size, float* out) {
     int i = 0;
@@ -89,6 +121,7 @@ QK_INLINE void scale_row(const float* x, float factor, const float* weight, floa
 
 void norm(const Task& task) {
     const NormArgs a(*task.node);
+    const QuantizeArgs codes = QuantizeArgs::after(*task.node);
     over_chunk_rows(task, [&](int64_t row) {
         const float* x = a.x + row * a.hidden;
         if (a.residual) {
@@ -98,6 +131,7 @@ void norm(const Task& task) {
             x = sum;
         }
         scale_row(x, inverse_rms(x, a.hidden, a.eps), a.weight, a.offset, a.hidden, a.out + row * a.hidden);
+        if (codes.groups) quantize_row(codes, a.out + row * a.hidden, row);
     });
 }
 
@@ -121,6 +155,7 @@ QK_INLINE F activate(F x, int activation) {
 
 void gated_act(const Task& task) {
     const GatedActArgs a(*task.node);
+    const QuantizeArgs codes = QuantizeArgs::after(*task.node);
     over_chunk_rows(task, [&](int64_t row) {
         const float* gate = a.gate_up + row * 2 * a.inner;
         const float* up_row = gate + a.inner;
@@ -128,6 +163,7 @@ void gated_act(const Task& task) {
         over_row(a.inner, [&](int i, auto n) {
             store_part(out + i, Simd::mul(activate(load_part(gate + i, n), a.activation), load_part(up_row + i, n)), n);
         });
+        if (codes.groups) quantize_row(codes, out, row);
     });
 }
 
