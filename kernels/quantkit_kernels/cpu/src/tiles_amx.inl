@@ -38,6 +38,8 @@ inline void widen_panel(const LinearArgs& a, int panel, uint32_t* out) {
         uint32_t* to = out;
         for (const uint32_t* from = source; from < source + group_words; from += kPanel, to += 2 * kPanel) {
             for (int c = 0; c < kVectors; ++c) {
+                // The next panel comes from memory while this one's products are taken.
+                __builtin_prefetch(reinterpret_cast<const uint8_t*>(from + c * W) + a.panel_bytes, 0, 2);
                 const __m512i v = Simd::load_words(from + c * W);
                 _mm512_store_si512(to + c * W, _mm512_sub_epi8(Simd::low_nibbles(v), zero[c]));
                 _mm512_store_si512(to + kPanel + c * W, _mm512_sub_epi8(Simd::high_nibbles(v), zero[c]));
