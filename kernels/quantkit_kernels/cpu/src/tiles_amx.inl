@@ -38,7 +38,6 @@ inline void widen_panel(const LinearArgs& a, int panel, uint32_t* out) {
         uint32_t* to = out;
         for (const uint32_t* from = source; from < source + group_words; from += kPanel, to += 2 * kPanel) {
             for (int c = 0; c < kVectors; ++c) {
-                // The next panel comes from memory while this one's products are taken.
                 __builtin_prefetch(reinterpret_cast<const uint8_t*>(from + c * W) + a.panel_bytes, 0, 2);
                 const __m512i v = Simd::load_words(from + c * W);
                 _mm512_store_si512(to + c * W, _mm512_sub_epi8(Simd::low_nibbles(v), zero[c]));
@@ -112,9 +111,15 @@ void tile_chunk(const LinearArgs& a, int64_t row, int rows, int panel, int panel
     const TileShape shape;
     _tile_loadconfig(&shape);
     for (int p = panel; p < panel + panels; ++p) {
+        // Either way the next panel comes from memory while this one's products are taken.
         const uint32_t* w = weights;
-        if (a.dtype == kI8 && a.group == a.group_stride()) w = reinterpret_cast<const uint32_t*>(a.data + p * a.panel_bytes);
-        else widen_panel(a, p, weights);
+        if (a.dtype == kI8 && a.group == a.group_stride()) {
+            const uint8_t* held = a.data + p * a.panel_bytes;
+            for (int64_t at = 0; at < a.panel_bytes; at += 64) __builtin_prefetch(held + a.panel_bytes + at, 0, 2);
+            w = reinterpret_cast<const uint32_t*>(held);
+        } else {
+            widen_panel(a, p, weights);
+        }
         for (int r = 0; r < rows; r += kTileRows16) {
             for (int c = 0; c < kVectors; ++c) tile_outputs(a, row + r, least(kTileRows16, rows - r), p, c, w, sums);
         }
