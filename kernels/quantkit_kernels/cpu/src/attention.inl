@@ -47,9 +47,11 @@ struct AttentionScratch {
     int16_t* value_pairs() const { return reinterpret_cast<int16_t*>(values); }
 };
 
+#ifndef QK_BASE
 int64_t attention_scratch(const AttentionArgs& a) {
     return AttentionScratch(nullptr, a.group() * a.queries(), a.head_dim).size;
 }
+#endif
 
 QK_INLINE int64_t cell_bytes(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
 
@@ -63,9 +65,6 @@ struct KvTile {
         return j >= lo && j < hi ? static_cast<const char*>(cache) + offsets[j] : static_cast<const char*>(nothing);
     }
 };
-
-// Four vectors a row then hide the latency of an FMA.
-QK_INLINE bool few_rows(int rows) { return rows <= kTileRows / 2 && kWide; }
 
 // Asks for the keys and values of the tile at `start`: blocks are scattered, so the hardware cannot foresee them.
 inline void fetch_tile(const AttentionArgs& a, const int32_t* table, int kv_head, int start, int end, int64_t cell) {
@@ -93,13 +92,16 @@ inline void locate(const AttentionArgs& a, const int32_t* table, int kv_head, in
 }  // namespace
 
 #include "attention_codes.inl"
+#ifndef QK_BASE
 #include "attention_floats.inl"
+#endif
 #if defined(__AMX_INT8__)
 #include "attention_tiles_amx.inl"
 #endif
 
 namespace {
 
+#ifndef QK_BASE
 struct FloatPath {
     static void open(const AttentionArgs&, const AttentionScratch&, int) {}
     static void query(const AttentionArgs&, const AttentionScratch& s, int r) { s.unit[r] = 1.0f; }
@@ -110,6 +112,7 @@ struct FloatPath {
     static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) { add_float_values(a, s, tile, rows); }
     static void close(const AttentionArgs&, const AttentionScratch&, int) {}
 };
+#endif
 
 template <class Path>
 void attend(const AttentionArgs& a, const Task& task) {
@@ -179,7 +182,9 @@ void attend(const AttentionArgs& a, const Task& task) {
 
 void paged_attention(const Task& task) {
     const AttentionArgs a(*task.node);
+#ifndef QK_BASE
     if (a.cache_dtype != kI8) return attend<FloatPath>(a, task);
+#endif
 #if defined(__AMX_INT8__)
     attend<TilePath>(a, task);
 #else

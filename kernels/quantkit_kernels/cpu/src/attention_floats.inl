@@ -2,6 +2,9 @@
 
 namespace {
 
+// Four vectors a row then hide the latency of an FMA.
+QK_INLINE bool few_rows(int rows) { return rows <= kTileRows / 2 && kWide; }
+
 // Sixteen key rows, as floats, into sixteen columns of keys [channel][kKvTile].
 inline void transpose_keys(const AttentionArgs& a, const void* const* source, const AttentionScratch& s, float* keys) {
     const int size = a.head_dim;

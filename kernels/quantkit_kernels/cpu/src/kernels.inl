@@ -7,7 +7,7 @@
 #define QK_LAMBDA_INLINE __attribute__((always_inline))
 
 #include "math.inl"
-#include "rows.inl"
+#include "rows_common.inl"
 #include "linear_common.inl"
 #if defined(__AMX_INT8__)
 #include "tiles_amx.inl"
@@ -15,9 +15,38 @@
 #include "tiles_none.inl"
 #endif
 #include "linear_codes.inl"
+#ifndef QK_BASE
+#include "rows.inl"
 #include "linear.inl"
 #include "rope.inl"
+#endif
 #include "attention.inl"
+
+#ifdef QK_BASE
+
+// A set that multiplies integers better than another, and leaves it the rest.
+namespace {
+
+void run(const Task& task) {
+    const Node& node = *task.node;
+    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return linear_of_codes(LinearArgs(node), task);
+    if (node.op == kPagedAttention && AttentionArgs(node).cache_dtype == kI8) return paged_attention(task);
+    QK_BASE.run(task);
+}
+
+int64_t scratch(const Node& node) {
+    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return tile_scratch(LinearArgs(node));
+    return QK_BASE.scratch(node);
+}
+
+int64_t read(const void* data, int64_t bytes) { return QK_BASE.read(data, bytes); }
+double fma_loop(int64_t iterations) { return QK_BASE.fma(iterations); }
+
+constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop};
+
+}  // namespace
+
+#else
 
 namespace {
 
@@ -84,3 +113,5 @@ double fma_loop(int64_t iterations) {
 constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop};
 
 }  // namespace
+
+#endif

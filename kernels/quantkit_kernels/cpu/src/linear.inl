@@ -246,11 +246,6 @@ void gemm_panel(const LinearArgs& a, const float* x, int64_t row0, int rows, int
     }
 }
 
-// Up to so many rows weights are dequantized in registers; each number of rows takes as many vectors of outputs
-// together as hide the latency of an FMA and fit the register file.
-constexpr int kGemvRows = kWide ? 8 : 6;
-constexpr int kGemvPanels = 8 / kVectors ? 8 / kVectors : 1;
-
 template <class Format, int M, int C>
 void gemv_outputs(const LinearArgs& a, const float* x, int64_t row, int rows, int panel0, int panels) {
     const int end = (panel0 + panels) * kVectors;

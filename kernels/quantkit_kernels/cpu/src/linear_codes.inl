@@ -6,14 +6,6 @@
 
 namespace {
 
-void quantize_rows(const Task& task) {
-    const QuantizeArgs a(*task.node);
-    over_chunk_rows(task, [&](int64_t row) {
-        const int64_t source = a.row_index ? a.row_index[row] : row;
-        quantize_row(a, a.x + source * a.k, row);
-    });
-}
-
 struct Codes4 {
     static constexpr int kChannels = 8, kBias = Simd::kBias4, kFlush = Simd::kFlush4, kRows = kWide ? 12 : 6;
     using Sum = Simd::Sum4;

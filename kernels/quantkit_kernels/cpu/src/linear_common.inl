@@ -6,6 +6,11 @@ constexpr int kVectors = kPanel / W;  // vectors of a panel
 constexpr bool kWide = Simd::kRegisters == 32;
 using Words = decltype(Simd::load_words(nullptr));
 
+// Up to so many rows weights are dequantized in registers; each number of rows takes as many vectors of outputs
+// together as hide the latency of an FMA and fit the register file.
+constexpr int kGemvRows = kWide ? 8 : 6;
+constexpr int kGemvPanels = 8 / kVectors ? 8 / kVectors : 1;
+
 // Scales of one group of one panel, vector c.
 QK_INLINE F scale_at(const LinearArgs& a, int64_t index, float unit) {
     F s;

@@ -2,42 +2,11 @@
 
 namespace {
 
-// Row vectors: f(i, n) for whole vectors (n = W), then once for the rest.
-template <class Fn>
-QK_INLINE void over_row(int size, const Fn& f) {
-    int i = 0;
-    for (; i + W <= size; i += W) f(i, Int<W>{});
-    if (i < size) f(i, size - i);
-}
-
-QK_INLINE F load_part(const float* p, Int<W>) { return Simd::load(p); }
-QK_INLINE F load_part(const float* p, int n) { return Simd::load_n(p, n); }
-QK_INLINE void store_part(float* p, F x, Int<W>) { Simd::store(p, x); }
-QK_INLINE void store_part(float* p, F x, int n) { Simd::store_n(p, x, n); }
-QK_INLINE int count_of(Int<W>) { return W; }
-QK_INLINE int count_of(int n) { return n; }
-
 template <class Fn>
 QK_INLINE void over_chunk_rows(const Task& task, const Fn& f) {
     const int row0 = task.chunk * task.plan->rows_per_chunk;
     const int row1 = least(task.rows, row0 + task.plan->rows_per_chunk);
     for (int64_t row = row0; row < row1; ++row) f(row);
-}
-
-struct Magnitude {
-    float top;     // largest |x|, 0 where poison is not 0
-    float poison;  // 0, or not a number where an x is infinite or not a number
-};
-
-QK_INLINE Magnitude magnitude(const float* x, int size) {
-    F top = Simd::zero(), poison = Simd::zero();
-    over_row(size, [&](int i, auto n) QK_LAMBDA_INLINE {
-        const F v = load_part(x + i, n);
-        top = Simd::max(top, Simd::max(v, Simd::sub(Simd::zero(), v)));
-        poison = Simd::fma(v, Simd::zero(), poison);
-    });
-    const float bad = Simd::sum(poison);
-    return {bad == 0.0f ? Simd::highest(top) : 0.0f, bad};
 }
 
 // Blocks below this magnitude are all zero: their inverse would not be finite.
@@ -70,6 +39,14 @@ inline void quantize_row(const QuantizeArgs& a, const float* x, int64_t row) {
             quantize_block(x + g * a.group + j * kBlock, least(kBlock, a.group - j * kBlock), codes, a.scale + block, a.sum + block);
         }
     }
+}
+
+void quantize_rows(const Task& task) {
+    const QuantizeArgs a(*task.node);
+    over_chunk_rows(task, [&](int64_t row) {
+        const int64_t source = a.row_index ? a.row_index[row] : row;
+        quantize_row(a, a.x + source * a.k, row);
+    });
 }
 
 // A row of any stored type as floats.

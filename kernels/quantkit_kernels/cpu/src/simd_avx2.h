@@ -76,8 +76,6 @@ struct Simd {
         __m256i low, high;
     };
     static constexpr float kNibbleUnit = 1.0f / 16777216.0f, kByteUnit = kNibbleUnit;
-    static I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
-    static I high_nibbles(I v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
     static Nibbles load_nibbles(const uint32_t* p) {
         const __m256i codes = _mm256_setr_epi8(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7,  //
                                                -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -111,15 +109,6 @@ struct Simd {
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
         _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
     }
-    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
-        const I pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k));
-        const I both = broadcast(reinterpret_cast<const int8_t*>(q));
-#if defined(__AVXVNNI__)
-        return _mm256_dpwssd_avx_epi32(sum, pairs, both);
-#else
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, both));
-#endif
-    }
     static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
     static I broadcast(const int8_t* x) {
         int32_t word;
@@ -127,67 +116,23 @@ struct Simd {
         return _mm256_set1_epi32(word);
     }
 
-#if defined(__AVXVNNI__)
-    // Four products and their sum go straight into 32 bits.
-    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
-    struct Sum {
-        I total;
-        void clear() { total = _mm256_setzero_si256(); }
-        void flush() {}
-        I value() const { return total; }
-    };
-    using Sum4 = Sum;
-    using Sum8 = Sum;
-    using Word8 = I;
-    static Word8 open8(I v) { return _mm256_xor_si256(v, _mm256_set1_epi8(-128)); }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
-        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w, broadcast(x));
-    }
-    static void dot4(Sum4& sum, const Nibbles& w, const int8_t* x) {
-        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w.low, broadcast(x));
-        sum.total = _mm256_dpbusd_avx_epi32(sum.total, w.high, broadcast(x + 4));
-    }
-#else
-    // Pairs of products of 4-bit codes go into 16 bits, at most 2·15·127 = 3,810 each, so that eight of them fit before
-    // they are widened. 8-bit codes, raised to 0..255, would not fit and are taken as two halves of 4 bits.
-    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 4, kFlush8 = 8;
+    static I bits_of(I a, I b) { return _mm256_and_si256(a, b); }
+    static I flipped(I a, I b) { return _mm256_xor_si256(a, b); }
+    static I down4(I a) { return _mm256_srli_epi16(a, 4); }
+    static I add16(I a, I b) { return _mm256_add_epi16(a, b); }
     static I pairs(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
     static I widened(I sums, int16_t factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(factor)); }
-    struct Sum4 {
-        I total, part;
-        void clear() { total = part = _mm256_setzero_si256(); }
-        void flush() {
-            total = _mm256_add_epi32(total, widened(part, 1));
-            part = _mm256_setzero_si256();
-        }
-        I value() const { return total; }
-    };
-    struct Sum8 {
-        I total, low, high;
-        void clear() { total = low = high = _mm256_setzero_si256(); }
-        void flush() {
-            total = _mm256_add_epi32(total, _mm256_add_epi32(widened(low, 1), widened(high, 16)));
-            low = high = _mm256_setzero_si256();
-        }
-        I value() const { return total; }
-    };
-    using Word8 = Nibbles;
-    static Word8 open8(I v) {
-        v = _mm256_xor_si256(v, _mm256_set1_epi8(-128));
-        return {low_nibbles(v), high_nibbles(v)};
-    }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
-        const I codes = broadcast(x);
-        sum.low = _mm256_add_epi16(sum.low, pairs(w.low, codes));
-        sum.high = _mm256_add_epi16(sum.high, pairs(w.high, codes));
-    }
-    static void dot4(Sum4& sum, const Nibbles& w, const int8_t* x) {
-        sum.part = _mm256_add_epi16(sum.part, pairs(w.low, broadcast(x)));
-        sum.part = _mm256_add_epi16(sum.part, pairs(w.high, broadcast(x + 4)));
-    }
+#if defined(__AVXVNNI__)
+    static I dot_bytes(I sum, I codes, I x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+    static I dot_words(I sum, I a, I b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
+#else
+    static I dot_words(I sum, I a, I b) { return int_add(sum, _mm256_madd_epi16(a, b)); }
 #endif
-    using Word4 = Nibbles;
-    static Word4 open4(I v) { return {low_nibbles(v), high_nibbles(v)}; }
+    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
+        return dot_words(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k)), broadcast(reinterpret_cast<const int8_t*>(q)));
+    }
+
+#include "simd_x86_dots.inl"
 
     // See simd_portable.h. Two 16-byte columns side by side, in the lanes of a register.
     static constexpr int kByteColumns = 32;

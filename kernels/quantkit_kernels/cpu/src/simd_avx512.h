@@ -87,83 +87,29 @@ struct Simd {
     static I to_int(F x) { return _mm512_cvtps_epi32(x); }
     static int32_t int_sum(I x) { return _mm512_reduce_add_epi32(x); }
     static void store_bytes(int8_t* p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x)); }
-    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
-        const I pairs = _mm512_loadu_si512(k), both = broadcast(reinterpret_cast<const int8_t*>(q));
-#if defined(__AVX512VNNI__)
-        return _mm512_dpwssd_epi32(sum, pairs, both);
-#else
-        return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, both));
-#endif
-    }
     static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
     static I broadcast(const int8_t* x) {
         int32_t word;
         std::memcpy(&word, x, 4);
         return _mm512_set1_epi32(word);
     }
-    static I low_nibbles(I v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
-    static I high_nibbles(I v) { return low_nibbles(_mm512_srli_epi16(v, 4)); }
-    struct Halves {
-        I low, high;
-    };
-
-#if defined(__AVX512VNNI__)
-    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
-    struct Sum {
-        I total;
-        void clear() { total = _mm512_setzero_si512(); }
-        void flush() {}
-        I value() const { return total; }
-    };
-    using Sum4 = Sum;
-    using Sum8 = Sum;
-    using Word8 = I;
-    static Word8 open8(I v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) { sum.total = _mm512_dpbusd_epi32(sum.total, w, broadcast(x)); }
-    static void dot4(Sum4& sum, const Halves& w, const int8_t* x) {
-        sum.total = _mm512_dpbusd_epi32(sum.total, w.low, broadcast(x));
-        sum.total = _mm512_dpbusd_epi32(sum.total, w.high, broadcast(x + 4));
-    }
-#else
-    // As in simd_avx2.h.
-    static constexpr int kBias4 = 8, kBias8 = 128, kFlush4 = 4, kFlush8 = 8;
+    static I bits_of(I a, I b) { return _mm512_and_si512(a, b); }
+    static I flipped(I a, I b) { return _mm512_xor_si512(a, b); }
+    static I down4(I a) { return _mm512_srli_epi16(a, 4); }
+    static I add16(I a, I b) { return _mm512_add_epi16(a, b); }
     static I pairs(I codes, I x) { return _mm512_maddubs_epi16(codes, x); }
     static I widened(I sums, int16_t factor) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(factor)); }
-    struct Sum4 {
-        I total, part;
-        void clear() { total = part = _mm512_setzero_si512(); }
-        void flush() {
-            total = _mm512_add_epi32(total, widened(part, 1));
-            part = _mm512_setzero_si512();
-        }
-        I value() const { return total; }
-    };
-    struct Sum8 {
-        I total, low, high;
-        void clear() { total = low = high = _mm512_setzero_si512(); }
-        void flush() {
-            total = _mm512_add_epi32(total, _mm512_add_epi32(widened(low, 1), widened(high, 16)));
-            low = high = _mm512_setzero_si512();
-        }
-        I value() const { return total; }
-    };
-    using Word8 = Halves;
-    static Word8 open8(I v) {
-        v = _mm512_xor_si512(v, _mm512_set1_epi8(-128));
-        return {low_nibbles(v), high_nibbles(v)};
-    }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
-        const I codes = broadcast(x);
-        sum.low = _mm512_add_epi16(sum.low, pairs(w.low, codes));
-        sum.high = _mm512_add_epi16(sum.high, pairs(w.high, codes));
-    }
-    static void dot4(Sum4& sum, const Halves& w, const int8_t* x) {
-        sum.part = _mm512_add_epi16(sum.part, pairs(w.low, broadcast(x)));
-        sum.part = _mm512_add_epi16(sum.part, pairs(w.high, broadcast(x + 4)));
-    }
+#if defined(__AVX512VNNI__)
+    static I dot_bytes(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+    static I dot_words(I sum, I a, I b) { return _mm512_dpwssd_epi32(sum, a, b); }
+#else
+    static I dot_words(I sum, I a, I b) { return int_add(sum, _mm512_madd_epi16(a, b)); }
 #endif
-    using Word4 = Halves;
-    static Word4 open4(I v) { return {low_nibbles(v), high_nibbles(v)}; }
+    static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
+        return dot_words(sum, _mm512_loadu_si512(k), broadcast(reinterpret_cast<const int8_t*>(q)));
+    }
+
+#include "simd_x86_dots.inl"
 
     // See simd_portable.h. Four 16-byte columns side by side, in the lanes of a register.
     static constexpr int kByteColumns = 64;
