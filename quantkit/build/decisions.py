@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,7 @@ from quantkit.errors import RecipeError
 from quantkit.formats.schemes import SCHEMES, Scheme
 from quantkit.program.ir import Program, Weight
 from quantkit.recipe.load import LoadedRecipe
+from quantkit.recipe.schema import Override
 
 UNQUANTIZED = "FP16"
 HEAD = "lm_head"
@@ -99,9 +100,16 @@ def _budget(
             f"a budget of {said} cannot be met; the least feasible value is {least:.3f} bits a weight, "
             f"{math.ceil(least * total / 8):,} bytes",
             where=loaded.where("quantization", "budget_bytes" if in_bytes else "budget_bits"),
-            next="Raise the budget, allow a cheaper scheme, or pin fewer groups",
+            next="Raise the budget, allow a cheaper scheme, or pin fewer groups" + _pins(section.overrides),
         )
     return budget, source_bits
+
+
+def _pins(overrides: Sequence[Override]) -> str:
+    if not overrides:
+        return ""
+    pins = ", ".join(f"{one.match} to {one.scheme}" for one in overrides)
+    return f" (pinned: {pins}; `overrides: []` pins none)"
 
 
 def _least_bits(allowed: dict[str, tuple[str, ...]], units: Mapping[str, Weight], source_bits: int) -> float:

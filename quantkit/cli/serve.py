@@ -80,7 +80,7 @@ def _table(model: Path, started: Started, url: str) -> list[tuple[str, str]]:
         ("model", str(model)),
         ("payload", started.payload_digest or "unquantized source"),
         ("verdict", started.verdict),
-        ("backend", started.backend),
+        ("backend", f"{started.backend}, {started.compute} compute"),
         ("weights", f"{started.weight_bytes / 1e6:.1f} MB"),
         ("KV cache", f"{started.kv_tokens} tokens, {started.kv_bytes / 1e6:.1f} MB, {started.kv_format}"),
         ("limits", limits),

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quantkit.gate.answers import Pair
-from quantkit.gate.counts import clopper_pearson, items_needed
+from quantkit.gate.counts import Change, clopper_pearson, items_needed
 from quantkit.gate.policy import AnswerLimit, Policy
 from quantkit.gate.rule import Outcome, Rule
 from quantkit.gate.tasks import LENGTHS, Score, length_ratio, score
 
 _NO_EVIDENCE, _WORSE = "no evidence of harm", "worse than chance explains, but not surely beyond the limit"
+_LEANS = "it leans to harm: the interval excludes no change, McNemar's test does not"
 
 
 def answer_rules(pairs: Sequence[Pair], limits: Sequence[AnswerLimit], policy: Policy) -> list[Rule]:
@@ -48,7 +49,7 @@ def _drop(limit: AnswerLimit, found: Score, policy: Policy) -> Rule:
     )
     if outcome in ("unproven", "inconclusive"):
         needed = items_needed(seen.losses, len(found), -limit.bound, policy.confidence)
-        text += _more(needed, -limit.bound, harmed=seen.value < 0 and seen.p < 1 - policy.confidence)
+        text += _more(needed, -limit.bound, _said(seen, policy))
     return Rule(limit.metric, seen.value, seen.low, seen.high, limit.bound, "lower", None, outcome, text, "answers")
 
 
@@ -97,8 +98,14 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _more(items: int | None, limit: float, *, harmed: bool = False) -> str:
-    said = _WORSE if harmed else _NO_EVIDENCE
+def _said(seen: Change, policy: Policy) -> str:
+    """What a difference that settles nothing means; the interval and the test may disagree."""
+    if seen.value < 0 and seen.p < 1 - policy.confidence:
+        return _WORSE
+    return _LEANS if seen.high < 0 else _NO_EVIDENCE
+
+
+def _more(items: int | None, limit: float, said: str = _NO_EVIDENCE) -> str:
     if items is None:
         return f": {said}"
     return f": {said}; {items:,} more items without another one would exclude {100 * limit:g} points"

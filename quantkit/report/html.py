@@ -144,6 +144,9 @@ def _environment() -> Environment:
 
 def _schemes(cells: Sequence[Cell]) -> str:
     counts: dict[str, int] = {}
+    heads = [cell.scheme for cell in cells if cell.layer is None]
     for cell in cells:
-        counts[cell.scheme] = counts.get(cell.scheme, 0) + 1
-    return ", ".join(f"{name} × {count}" for name, count in sorted(counts.items()))
+        if cell.layer is not None:
+            counts[cell.scheme] = counts.get(cell.scheme, 0) + 1
+    said = ", ".join(f"{name} × {count}" for name, count in sorted(counts.items()))
+    return f"{said}; head {heads[0]}" if heads else said

@@ -57,6 +57,9 @@ def _deciding(report: Report, gate: Mapping[str, Any]) -> list[str]:
     lines.append(f"- {every.count('pass')} of {len(every)} rules hold")
     worth = [*(rule["text"] for rule in surely_worse(gate)), *gate["verdict"]["notes"]]
     lines += [f"- worth a look: {escaped(text)}" for text in worth[:RULES]]
+    cover = gate["verdict"]["coverage"]
+    said = f"{cover['backend']} {cover['isa']}, {cover['compute']} compute, {cover['kv_format']} KV cache"
+    lines.append(f"- covers {escaped(said)}")
     if report.review:
         lines.append(f"- people: {escaped(report.review['reason'])}")
     if gate["verdict"]["waiver"] is not None:

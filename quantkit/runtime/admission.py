@@ -61,14 +61,19 @@ class Standing:
             )
         if self.covers(target) or accept_ungated:
             return
-        here = " ".join(target[name] for name in _COVERED)
-        about = " ".join(self.coverage.get(name, "?") for name in _COVERED)
+        here, about = described(target), described(self.coverage)
         what = "no verdict" if self.verdict == "none" else f"the verdict covers {about}, not"
         raise NotCovered(
             f"{what} {here}" if self.coverage else f"no gate verdict covers {here}",
             where=where,
             next="Run `quantkit gate` here, or pass --accept-ungated",
         )
+
+
+def described(target: Mapping[str, str]) -> str:
+    """What a verdict covers, in words: `cpu avx2, int8 compute, INT8 KV cache`."""
+    backend, isa, compute, kv_format = (target.get(name, "?") for name in _COVERED)
+    return f"{backend} {isa}".rstrip() + f", {compute} compute, {kv_format} KV cache"
 
 
 def target_of(backend_name: str, compute: str, kv_format: str) -> dict[str, str]:

@@ -83,6 +83,7 @@ def _load(start: Start) -> tuple[Loaded, Started]:
         kv_bytes=loaded.memory.kv_bytes,
         kv_tokens=loaded.memory.kv_tokens,
         kv_format=loaded.kv_format,
+        compute=loaded.executor.program.compute,
         vocab_size=config.vocab_size,
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,

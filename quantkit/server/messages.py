@@ -67,6 +67,7 @@ class Started(msgspec.Struct, tag="started", array_like=True, frozen=True, kw_on
     kv_bytes: int
     kv_tokens: int
     kv_format: str
+    compute: str
     vocab_size: int
     max_model_len: int
     max_num_seqs: int

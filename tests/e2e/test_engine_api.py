@@ -269,7 +269,7 @@ def test_an_artifact_is_served_only_as_its_verdict_allows(artifact):
         assert engine.generate(CHAT, GREEDY)[0].token_ids == answer.token_ids
 
     judge(artifact, digest, "pass", **(target | {"isa": "some-other"}))
-    with pytest.raises(NotAdmitted, match="the verdict covers cpu some-other exact INT8, not cpu"):
+    with pytest.raises(NotAdmitted, match="the verdict covers cpu some-other, exact compute, INT8 KV cache, not cpu"):
         Engine(artifact, threads=1)
 
     judge(artifact, "sha256:of-another-payload", "pass", **target)

@@ -81,10 +81,14 @@ def test_a_drop_fails_only_when_it_is_surely_beyond_the_limit() -> None:
     maybe = rule({"metric": "task", "drop": 0.05}, pairs(80, 9, 2, 9))
     assert maybe.outcome == "unproven"
     assert maybe.low < -0.05 < maybe.high
-    assert "no evidence of harm" in maybe.text
+    assert "it leans to harm" in maybe.text
     assert "more items without another one would exclude 5 points" in maybe.text
     assert rule({"metric": "task", "drop": 0.05}, pairs(100, 0, 0, 0)).outcome == "pass"
     assert rule({"metric": "task", "drop": 0.05}, pairs(80, 9, 2, 9), prove=True).outcome == "inconclusive"
+
+
+def test_a_difference_within_chance_is_no_evidence_of_harm() -> None:
+    assert "no evidence of harm" in rule({"metric": "task", "drop": 0.05}, pairs(80, 7, 5, 8)).text
 
 
 def test_a_loss_that_chance_does_not_explain_is_not_called_no_evidence_of_harm() -> None:
