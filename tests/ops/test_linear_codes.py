@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -158,3 +162,75 @@ def test_a_norm_or_activation_before_it_quantizes_the_rows_itself(isa: str, prod
 
     run(isa, add, tokens)
     assert_rows(out, expected(w, made[:tokens]), rtol=1e-5, atol=1e-5 * max(1.0, out[:tokens].abs().max().item()))
+
+
+def test_a_view_of_another_width_is_not_taken_for_the_rows_a_norm_has_made(isa: str) -> None:
+    w = weight("int8", 30, 64)
+    x, made, out = torch.randn(8, 128), poisoned(8, 128), poisoned(16, 30)
+    calls = cpu.CallList(threads=2, isa=isa)
+    calls.rms_norm(x, torch.ones(128), made, 1e-6)
+    calls.linear(made.view(16, 64), w.packed, None, out, "int8")
+    calls.run(8, 1, 1)
+    torch.testing.assert_close(out[:8], expected(w, made.view(16, 64)[:8]), rtol=1e-5, atol=1e-4)
+
+
+def test_logits_of_no_rows_at_all(isa: str) -> None:
+    w = weight("int8", 30, 64)
+    run(
+        isa, lambda calls: calls.logits(torch.randn(4, 64), int32([]), w.packed, poisoned(0, 30), None, "int8"), 4, 1, 0
+    )
+
+
+def test_zero_points_that_leave_the_byte_are_refused() -> None:
+    codes, scale = torch.zeros(4, 8, dtype=torch.int8), torch.ones(4, 1)
+    with pytest.raises(ValueError, match=r"within -120\.\.120"):
+        cpu.pack_matrix(codes, bits=4, scale=scale, zero=torch.full((4, 1), -128, dtype=torch.int8))
+
+
+def test_threads_that_run_one_list_take_turns(isa: str) -> None:
+    w = weight("int4:g64", 300, 512)
+    x, out = torch.randn(64, 512), poisoned(64, 300)
+    calls = cpu.CallList(threads=2, isa=isa)
+    calls.linear(x, w.packed, None, out, "int8")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda rows: calls.run(rows, 1, 1), [64, 3, 17, 1] * 25))
+    calls.run(64, 1, 1)
+    torch.testing.assert_close(out, expected(w, x), rtol=1e-5, atol=1e-4)
+
+
+def test_a_child_forked_while_others_compute_can_compute() -> None:
+    script = """
+import os, sys, threading, time, torch
+from quantkit_kernels import cpu
+calls = cpu.CallList(threads=2)
+x = torch.randn(4, 64)
+calls.add(x, x, torch.zeros(4, 64))
+calls.run(4, 1, 1)
+stop = threading.Event()
+def spin():
+    while not stop.is_set():
+        calls.run(4, 1, 1)
+other = threading.Thread(target=spin)
+other.start()
+bad = 0
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        fresh = cpu.CallList(threads=2)
+        fresh.add(x, x, torch.zeros(4, 64))
+        fresh.run(4, 1, 1)
+        os._exit(0)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            break
+        time.sleep(0.001)
+    else:
+        os.kill(child, 9)
+        bad += 1
+stop.set()
+other.join()
+sys.exit(bad)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

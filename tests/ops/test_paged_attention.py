@@ -135,3 +135,51 @@ def test_a_block_outside_the_cache_is_refused(isa: str, length: int, block: int,
     )  # fmt: skip
     with pytest.raises(IndexError, match=message):
         calls.run(1, 1, 0)
+
+
+@pytest.mark.parametrize("head_dim", [1024, 1025])
+def test_heads_too_wide_for_integer_sums_are_refused_and_the_widest_are_right(isa: str, head_dim: int) -> None:
+    sizes = (1, 1, head_dim)
+    paged = cache(torch.int8, [70], 1, head_dim)
+    paged.k.fill_(-128)
+    q = torch.full((70, head_dim), -3.0)
+    if head_dim > 1024:
+        with pytest.raises(ValueError, match="at most 1024 channels"):
+            attend(isa, q, paged, [70], [70], sizes)
+        return
+    wanted = paged_attention.reference(
+        q,
+        paged.k,
+        paged.v,
+        paged.k_scale,
+        paged.v_scale,
+        paged.table,
+        int32([0, 70]),
+        int32([70]),
+        *sizes,
+        head_dim**-0.5,
+    )
+    torch.testing.assert_close(attend(isa, q, paged, [70], [70], sizes), wanted, rtol=1e-4, atol=2e-5 + rounding(paged))
+
+
+def test_a_length_near_the_end_of_32_bits_is_refused(isa: str) -> None:
+    paged = cache(torch.int8, [20], 1, 16)
+    with pytest.raises(IndexError, match="needs more blocks"):
+        attend(isa, torch.randn(1, 16), paged, [1], [2**31 - 5], (1, 1, 16))
+
+
+def test_scores_beyond_float_make_their_own_row_not_a_number(isa: str) -> None:
+    paged = cache(torch.int8, [90, 90], 1, 16)
+    q = torch.randn(2, 16)
+    alone = attend(
+        isa,
+        q[1:].contiguous(),
+        Cache(paged.k, paged.v, paged.k_scale, paged.v_scale, paged.table[1:].contiguous()),
+        [1],
+        [90],
+        (1, 1, 16),
+    )
+    q[0] = 3e38
+    both = attend(isa, q, paged, [1, 1], [90, 90], (1, 1, 16))
+    assert both[0].isnan().all()
+    assert torch.equal(both[1], alone[0])

@@ -21,6 +21,7 @@ ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _CAPACITY = 14  # field of Node.i, see src/args.h
 COMPUTE = ("exact", "int8")
 _STEP = 64
+_MOST_CHANNELS = 1024  # of a head whose sums of integer products fit 32 bits
 _ROW_UNIT = 16
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -69,7 +70,7 @@ class CallList:
     """Native calls in order; `run` executes them all, on rows 0..tokens-1 (or 0..rows-1 for logits) of their tensors.
 
     Activations are float32 `[capacity, width]`, index tensors int32; rows beyond the counts are neither read nor
-    written. Tensors are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
+    written. Threads that run one list take turns. Tensors are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
     bit-identical whatever the counts and the number of threads.
 
     threads: None for all the process may use; isa: None for the best one (see `quantkit_kernels.cpu.isa`).
@@ -224,13 +225,14 @@ class CallList:
             self._scratch.setdefault((torch.int32, rows * blocks), torch.zeros(rows * blocks, dtype=torch.int32)),
         )
         last = self._nodes[-1] if self._nodes and row_index is None else None
-        if last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.data_ptr():
+        makes_x = last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.data_ptr()
+        if last is not None and makes_x and last.i[0] == packed.in_features:  # not a view of another width
             for index, tensor in enumerate(made):  # it makes the codes of its rows while they are at hand
                 last.p[_AFTER + index] = tensor.data_ptr()
             last.i[_AFTER] = packed.groups
             self._tensors.extend(made)
             return made
-        sizes = (packed.in_features, packed.groups, x.shape[0])
+        sizes = (packed.in_features, packed.groups, x.shape[0], row_index is not None)
         self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), sizes)
         return made
 
@@ -389,5 +391,7 @@ def _check_cache(
             _f32(name, scale, num_kv_heads, head_dim)
         elif k_cache.dtype == torch.int8:
             raise ValueError(f"an int8 KV cache needs {name}, float32 [{num_kv_heads}, {head_dim}]")
+    if k_cache.dtype == torch.int8 and head_dim > _MOST_CHANNELS:
+        raise ValueError(f"heads over an int8 KV cache have at most {_MOST_CHANNELS} channels, not {head_dim}")
     if math.prod(k_cache.shape[:1] + k_cache.shape[2:3]) >= 2**31:
         raise ValueError("a KV cache may hold at most 2^31 - 1 slots")

@@ -14,6 +14,7 @@ PANEL = 32
 DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 """Dtype numbers of the C ABI; 4 is int4, which torch has no type for."""
 INT4 = 4
+_MOST_ZERO = 120  # so that a 4-bit code less its zero point is a byte
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def _checked_groups(weight: Tensor, bits: int, scale: Tensor | None, zero: Tenso
         raise ValueError(f"a {bits}-bit weight is int8 codes [N, K] with a scale [N, G], not {weight.dtype}")
     if scale.ndim != 2 or scale.shape[0] != rows or scale.shape[1] == 0 or columns % scale.shape[1]:
         raise ValueError(f"scale {list(scale.shape)} does not divide a weight {list(weight.shape)} into groups")
+    if zero is not None and bits == 4 and zero.numel() and int(zero.to(torch.int16).abs().max()) > _MOST_ZERO:
+        raise ValueError(f"zero points of 4-bit codes lie within -{_MOST_ZERO}..{_MOST_ZERO}")
     if zero is not None and zero.shape != scale.shape:
         raise ValueError(f"zero {list(zero.shape)} has not the shape of scale {list(scale.shape)}")
     return int(scale.shape[1])

@@ -67,6 +67,7 @@ struct QuantizeArgs {
     float* scale;              // [rows][blocks()]
     int32_t* sum;              // [rows][blocks()]
     int k, groups, group, hidden_rows;
+    bool picks;  // rows, by row_index
     int per_group() const { return (group + kBlock - 1) / kBlock; }
     int blocks() const { return groups * per_group(); }
     int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
@@ -74,7 +75,7 @@ struct QuantizeArgs {
     explicit QuantizeArgs(const Node& n)
         : x(static_cast<const float*>(n.p[0])), row_index(static_cast<const int32_t*>(n.p[1])),
           codes(static_cast<int8_t*>(n.p[2])), scale(static_cast<float*>(n.p[3])), sum(static_cast<int32_t*>(n.p[4])),
-          k(n.i[0]), groups(n.i[1]), group(n.i[0] / n.i[1]), hidden_rows(n.i[2]) {}
+          k(n.i[0]), groups(n.i[1]), group(n.i[0] / n.i[1]), hidden_rows(n.i[2]), picks(n.i[3] != 0) {}
     // What a norm or a gated activation does with its own rows besides: groups is 0 where nothing asks for it.
     static QuantizeArgs after(const Node& n) { return QuantizeArgs(n, n.i[0], n.i[kAfterGroups]); }
 
@@ -82,7 +83,7 @@ private:
     QuantizeArgs(const Node& n, int width, int count)
         : x(nullptr), row_index(nullptr), codes(static_cast<int8_t*>(n.p[kAfter])),
           scale(static_cast<float*>(n.p[kAfter + 1])), sum(static_cast<int32_t*>(n.p[kAfter + 2])), k(width), groups(count),
-          group(count ? width / count : 0), hidden_rows(0) {}
+          group(count ? width / count : 0), hidden_rows(0), picks(false) {}
 };
 
 // linear, and logits (rows >= 0 of row_index, softcap given). With codes, x is not read: rows come quantized.

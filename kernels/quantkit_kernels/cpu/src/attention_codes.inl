@@ -133,7 +133,9 @@ QK_INLINE void soften_codes(const AttentionScratch& s, int r, int lo, int hi, fl
         Simd::store(scores + j, x);
     }
     const float before = s.highest[r], highest = Simd::highest(top);
-    if (highest == -__builtin_inff()) {  // nothing of the tile is visible
+    const bool bad = !(highest < __builtin_inff());  // a score beyond float: the row is not a number
+    if (bad) s.unit[r] = __builtin_nanf("");
+    if (bad || highest == -__builtin_inff()) {  // or nothing of the tile is visible
         for (int j = 0; j < kKvTile; j += W) put(j, Simd::int_set(0));
         s.decay[r] = 1.0f;
         s.factor[r] = 0.0f;

@@ -38,7 +38,7 @@ bool check_attention(const AttentionArgs& a, const StepCounts& step, std::string
         }
         if (fresh == 0) continue;
         const int32_t oldest = a.window > 0 && a.seq_lens[b] - fresh + 1 > a.window ? a.seq_lens[b] - fresh + 1 - a.window : 0;
-        const int32_t first = oldest / a.block_size, blocks = (a.seq_lens[b] + a.block_size - 1) / a.block_size;
+        const int32_t first = oldest / a.block_size, blocks = (a.seq_lens[b] - 1) / a.block_size + 1;
         if (blocks > a.table_width) {
             *error = "seq_lens[" + std::to_string(b) + "] = " + std::to_string(a.seq_lens[b]) +
                      " needs more blocks than block_table has columns (" + std::to_string(a.table_width) + ")";
@@ -83,7 +83,7 @@ bool check_node(const Node& node, const StepCounts& step, std::string* error) {
         case kPagedAttention: return check_attention(AttentionArgs(node), step, error);
         case kQuantizeRows: {
             const QuantizeArgs a(node);
-            if (!a.row_index) return true;
+            if (!a.picks) return true;
             const int32_t live = step.tokens < a.hidden_rows ? step.tokens : a.hidden_rows;
             return check_range("logits_rows", a.row_index, step.rows, 0, live, error);
         }
@@ -106,7 +106,7 @@ bool check_step(const Node* nodes, int32_t count, const StepCounts& step, std::s
     }
     for (int32_t n = 0; n < count; ++n) {
         const Node& node = nodes[n];
-        const bool few = node.op == kLogits || (node.op == kQuantizeRows && node.p[1]);
+        const bool few = node.op == kLogits || (node.op == kQuantizeRows && QuantizeArgs(node).picks);
         const int32_t wanted = few ? step.rows : step.tokens;
         if (wanted > node.i[kCapacityField]) {
             *error = "node " + std::to_string(n) + ": " + std::to_string(wanted) + " rows, its tensors hold " +

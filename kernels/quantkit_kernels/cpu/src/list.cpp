@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,7 @@ struct List {
     std::vector<Floats> scratch;
     const KernelSet* kernels = nullptr;
     int threads = 1;
+    std::mutex turn;  // a step's plan belongs to the list
     int32_t tokens = 0, rows = 0;
 
     void plan_rows(int node, int count, int width) {
@@ -106,7 +108,7 @@ struct List {
             switch (node.op) {
                 case kLinear: plan_product(i, tokens); break;
                 case kLogits: plan_product(i, rows); break;
-                case kQuantizeRows: plan_rows(i, node.p[1] ? rows : tokens, node.i[0]); break;
+                case kQuantizeRows: plan_rows(i, QuantizeArgs(node).picks ? rows : tokens, node.i[0]); break;
                 case kPagedAttention: plan_attention(i, sequences); break;
                 case kQkNormRopeKvWrite: plan_rows(i, tokens, (node.i[0] + 2 * node.i[1]) * node.i[2]); break;
                 default: plan_rows(i, tokens, node.i[0]); break;
@@ -118,7 +120,7 @@ struct List {
     static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
         const List& list = *static_cast<List*>(context);
         const Node& n = list.nodes[node];
-        const bool few = n.op == kLogits || (n.op == kQuantizeRows && n.p[1]);
+        const bool few = n.op == kLogits || (n.op == kQuantizeRows && QuantizeArgs(n).picks);
         const int32_t rows = few ? list.rows : list.tokens;
         list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get()});
     }
@@ -174,6 +176,7 @@ QK_API void qk_list_destroy(List* list) { delete list; }
 QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_t rows) {
     const StepCounts counts{tokens, sequences, rows};
     if (!check_step(list->nodes.data(), static_cast<int32_t>(list->nodes.size()), counts, &last_error)) return 1;
+    const std::lock_guard<std::mutex> lock(list->turn);
     list->plan_step(tokens, sequences, rows);
     // Looked up by process: the threads of a parent do not exist in its forked child.
     Team::of(list->threads).run({list->chunks.data(), static_cast<int32_t>(list->nodes.size()), &List::run_chunk, list});
@@ -197,6 +200,7 @@ QK_API int32_t qk_list_time(List* list, int32_t tokens, int32_t sequences, int32
     const StepCounts counts{tokens, sequences, rows};
     const auto size = static_cast<int32_t>(list->nodes.size());
     if (!check_step(list->nodes.data(), size, counts, &last_error)) return 1;
+    const std::lock_guard<std::mutex> lock(list->turn);
     list->plan_step(tokens, sequences, rows);
     Team& team = Team::of(list->threads);
     for (int32_t node = 0; node < size; ++node) {

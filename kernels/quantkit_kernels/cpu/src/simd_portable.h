@@ -119,7 +119,9 @@ struct Simd {
     }
     // Sums of products of pairs of 16-bit numbers: [W][2] at k with the pair at q, added to sum.
     static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
-        for (int i = 0; i < W; ++i) sum[i] += k[2 * i] * q[0] + k[2 * i + 1] * q[1];
+        for (int i = 0; i < W; ++i) {  // columns that are masked later may hold anything, so the sum may wrap
+            sum[i] = static_cast<int32_t>(static_cast<uint32_t>(sum[i]) + static_cast<uint32_t>(k[2 * i] * q[0] + k[2 * i + 1] * q[1]));
+        }
         return sum;
     }
     // Bytes of two channels for 16 positions, side by side as 16-bit pairs [16][2].

@@ -1,5 +1,6 @@
 #include "team.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -45,12 +46,21 @@ private:
     unsigned saved_ = 0;
 };
 
+std::mutex* forked_guard = nullptr;
+
+// A fork while another thread holds the mutex would leave it locked in the child for ever: forks wait for it.
+std::mutex* kept_over_forks(std::mutex* guard) {
+    forked_guard = guard;
+    pthread_atfork([] { forked_guard->lock(); }, [] { forked_guard->unlock(); }, [] { forked_guard->unlock(); });
+    return guard;
+}
+
 }  // namespace
 
 Team& Team::of(int threads) {
     // Leaked on purpose: workers must not be joined by static destructors. A forked child has none of its parent's
     // threads, so teams are kept by process.
-    static std::mutex* guard = new std::mutex;
+    static std::mutex* guard = kept_over_forks(new std::mutex);
     static auto* teams = new std::map<std::pair<pid_t, int>, std::unique_ptr<Team>>;
     const std::lock_guard<std::mutex> lock(*guard);
     std::unique_ptr<Team>& team = (*teams)[{getpid(), threads}];
