@@ -23,7 +23,7 @@ from quantkit.build.stage import EVIDENCE, PAYLOAD, Inputs, Stage, stage_keys
 from quantkit.build.stages.allocate import SEARCH, search_data
 from quantkit.build.store import Store, stage_cost, stage_facts
 from quantkit.errors import CheckpointError
-from quantkit.freed_memory import return_freed_memory
+from quantkit.freed_memory import collect_and_return
 from quantkit.gate.verdict import EXIT_CODES
 from quantkit.recipe.load import LoadedRecipe
 from quantkit.report import write_report
@@ -147,7 +147,7 @@ def run_stages(
         folder = store.find(stage.name, key)
         cached = folder is not None
         if folder is None:
-            return_freed_memory()  # of the stages before
+            collect_and_return()  # of the stages before
             memory.take()
             with disk_full_explained(stage.title, store.folder, stage.cost(context).disk_bytes):
                 facts = stage.run(context, folders, store.begin(stage.name, key), progress)
