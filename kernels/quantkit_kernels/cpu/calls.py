@@ -70,8 +70,8 @@ class CallList:
     """Native calls in order; `run` executes them all, on rows 0..tokens-1 (or 0..rows-1 for logits) of their tensors.
 
     Activations are float32 `[capacity, width]`, index tensors int32; rows beyond the counts are neither read nor
-    written. Threads that run one list take turns. Tensors are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
-    bit-identical whatever the counts and the number of threads.
+    written. Tensors are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
+    bit-identical whatever the counts and the number of threads. Threads that run one list take turns.
 
     threads: None for all the process may use; isa: None for the best one (see `quantkit_kernels.cpu.isa`).
     """
