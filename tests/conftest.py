@@ -9,3 +9,8 @@ def pytest_collection_finish() -> None:
     """Half a million objects of imported modules never die: builds collect between stages and need not walk them."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end they may go."""
+    gc.unfreeze()
