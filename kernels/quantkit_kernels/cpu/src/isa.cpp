@@ -11,7 +11,7 @@
 
 namespace {
 
-#if QK_X86
+#if QK_AMX
 // Linux lets a process use tile registers only once it has asked; its threads then may, too.
 bool tiles_granted() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
@@ -35,19 +35,23 @@ int32_t detect() {
     if ((xcr0 & 0x6) != 0x6) return mask;  // XMM and YMM state
     unsigned b7, c7, d7, leaves;
     if (!__get_cpuid_count(7, 0, &leaves, &b7, &c7, &d7)) return mask;
-    unsigned a71 = 0;
+    [[maybe_unused]] unsigned a71 = 0;
     if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     if (!(b7 >> 5 & 1)) return mask;
     mask |= kIsaAvx2;
+#if QK_AVX_VNNI
     if (a71 >> 4 & 1) mask |= kIsaAvxVnni;
+#endif
     const bool f = b7 >> 16 & 1, dq = b7 >> 17 & 1, bw = b7 >> 30 & 1, vl = b7 >> 31 & 1;
     if (!f || !dq || !bw || !vl || (xcr0 & 0xe0) != 0xe0) return mask;  // opmask and ZMM state
     mask |= kIsaAvx512;
     if (!(c7 >> 11 & 1)) return mask;
     mask |= kIsaAvx512Vnni;
+#if QK_AMX
     const bool tile = d7 >> 24 & 1, tile_int8 = d7 >> 25 & 1;
     constexpr unsigned kTileState = 0x60000;
     if (tile && tile_int8 && (xcr0 & kTileState) == kTileState && tiles_granted()) mask |= kIsaAmx;
+#endif
 #endif
     return mask;
 }

@@ -39,10 +39,14 @@ constexpr int kChunksPerThread = 6;
 const KernelSet* kernels_of(int32_t isa) {
     if (!(isa & qk_isa_mask())) return nullptr;
 #if QK_X86
+#if QK_AMX
     if (isa == kIsaAmx) return &kAmxKernels;
+#endif
     if (isa == kIsaAvx512Vnni) return &kAvx512VnniKernels;
     if (isa == kIsaAvx512) return &kAvx512Kernels;
+#if QK_AVX_VNNI
     if (isa == kIsaAvxVnni) return &kAvxVnniKernels;
+#endif
     if (isa == kIsaAvx2) return &kAvx2Kernels;
 #endif
     return isa == kIsaPortable ? &kPortableKernels : nullptr;
