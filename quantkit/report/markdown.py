@@ -15,6 +15,7 @@ from quantkit.report.figures_of_answers import surely_worse
 from quantkit.report.html import MEANINGS, TITLES
 from quantkit.report.model import Report
 from quantkit.report.tiles import tiles
+from quantkit.runtime.admission import described
 
 RULES = 12
 """Rules listed; what is beyond is counted."""
@@ -57,9 +58,7 @@ def _deciding(report: Report, gate: Mapping[str, Any]) -> list[str]:
     lines.append(f"- {every.count('pass')} of {len(every)} rules hold")
     worth = [*(rule["text"] for rule in surely_worse(gate)), *gate["verdict"]["notes"]]
     lines += [f"- worth a look: {escaped(text)}" for text in worth[:RULES]]
-    cover = gate["verdict"]["coverage"]
-    said = f"{cover['backend']} {cover['isa']}, {cover['compute']} compute, {cover['kv_format']} KV cache"
-    lines.append(f"- covers {escaped(said)}")
+    lines.append(f"- covers {escaped(described(gate['verdict']['coverage']))}")
     if report.review:
         lines.append(f"- people: {escaped(report.review['reason'])}")
     if gate["verdict"]["waiver"] is not None:

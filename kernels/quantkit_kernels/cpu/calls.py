@@ -219,11 +219,12 @@ class CallList:
         blocks = packed.groups * -(-group // BLOCK)
         stride = packed.groups * -(-group // _STEP) * _STEP
         rows = -(-capacity // _ROW_UNIT) * _ROW_UNIT
-        made = (
-            self._scratch.setdefault((torch.int8, rows * stride), torch.zeros(rows * stride, dtype=torch.int8)),
-            self._scratch.setdefault((torch.float32, rows * blocks), torch.zeros(rows * blocks)),
-            self._scratch.setdefault((torch.int32, rows * blocks), torch.zeros(rows * blocks, dtype=torch.int32)),
-        )
+        sizes = ((torch.int8, rows * stride), (torch.float32, rows * blocks), (torch.int32, rows * blocks))
+        for dtype, count in sizes:
+            if (dtype, count) not in self._scratch:
+                self._scratch[dtype, count] = torch.zeros(count, dtype=dtype)
+        codes, scale, total = (self._scratch[size] for size in sizes)
+        made = (codes, scale, total)
         last = self._nodes[-1] if self._nodes and row_index is None else None
         makes_x = last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.data_ptr()
         if last is not None and makes_x and last.i[0] == packed.in_features:  # not a view of another width
@@ -232,8 +233,8 @@ class CallList:
             last.i[_AFTER] = packed.groups
             self._tensors.extend(made)
             return made
-        sizes = (packed.in_features, packed.groups, x.shape[0], row_index is not None)
-        self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), sizes)
+        ints = (packed.in_features, packed.groups, x.shape[0], row_index is not None)
+        self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), ints)
         return made
 
     def gated_act(self, gate_up: Tensor, out: Tensor, activation: str) -> None:

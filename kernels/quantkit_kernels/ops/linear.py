@@ -23,19 +23,19 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     )
 
 
-def quantized_block(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes int8 `[T, n]` and scales float32 `[T, 1]` of one block of rows `[T, n]`: the largest magnitude is 127.
+def codes_of(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """Integers (as float32) `[..., n]` and what one stands for, float32 `[..., 1]`; the largest of a row is `most`.
 
-    Ties round to even. A row that is not finite gets a scale of NaN.
+    Ties round to even. A row that is not finite gets NaN.
     """
     x = x.to(torch.float32)
     top = x.abs().amax(-1, keepdim=True)
     live = top >= SMALLEST
-    most = torch.full_like(top, 127.0)  # torch takes a number over a tensor by way of the reciprocal: another rounding
-    codes = torch.where(live, x * (most / torch.where(live, top, 1.0)), 0.0).round()
-    scale = torch.where(live, top / 127.0, 0.0)
+    bound = torch.full_like(top, most)  # torch takes a number over a tensor by way of the reciprocal: another rounding
+    codes = torch.where(live, x * (bound / torch.where(live, top, 1.0)), 0.0).round()
+    unit = torch.where(live, top / most, 0.0)
     broken = ~torch.isfinite(x).all(-1, keepdim=True)
-    return torch.where(broken, 0.0, codes).to(torch.int8), torch.where(broken, torch.nan, scale)
+    return torch.where(broken, 0.0, codes), torch.where(broken, torch.nan, unit)
 
 
 def of_codes(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -55,7 +55,7 @@ def of_codes(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None = None
             weights = weights - zero[:, g : g + 1].double()
         for start in range(0, group, BLOCK):
             at = g * group + start
-            held, x_scale = quantized_block(x[:, at : min(at + BLOCK, (g + 1) * group)])
+            held, x_scale = codes_of(x[:, at : min(at + BLOCK, (g + 1) * group)], 127.0)
             dots = held.double() @ weights[:, start : start + BLOCK].T
             factor = scale[:, g].to(torch.float32) * x_scale
             total = torch.addcmul(total.double(), dots, factor.double()).to(torch.float32)

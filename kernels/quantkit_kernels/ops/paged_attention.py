@@ -5,21 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantkit_kernels.ops.linear import codes_of
+
 CODE_TOP = 16256.0
 """Over an int8 cache q, its scales folded in, and a tile's weights are integers of 15 bits: 127 · 128 at most."""
 TILE = 64
 """Positions whose weights share a scale: their own largest is CODE_TOP. Tiles lie at multiples of it."""
-
-
-def query_codes(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers (as float32) `[..., D]` and what one stands for `[..., 1]`; a row that is not finite gets NaN."""
-    top = q.abs().amax(-1, keepdim=True)
-    live = top >= 1e-30
-    most = torch.full_like(top, CODE_TOP)
-    codes = torch.where(live, q * (most / torch.where(live, top, 1.0)), 0.0).round()
-    unit = torch.where(live, top / CODE_TOP, 0.0)
-    broken = ~torch.isfinite(q).all(-1, keepdim=True)
-    return torch.where(broken, 0.0, codes), torch.where(broken, torch.nan, unit)
 
 
 def _tile_weights(scores: Tensor) -> Tensor:
@@ -60,7 +51,7 @@ def reference(
 ) -> Tensor:
     """softmax(q·kᵀ·scale)·v for each sequence's newest tokens, reading k and v from the cache only.
 
-    With k_scale, q·k_scale·scale is taken in integers of 15 bits (`query_codes`), as are the weights of each tile of
+    With k_scale, q·k_scale·scale is taken in integers of 15 bits (`linear.codes_of`), as are the weights of a tile of
     TILE positions, and both are multiplied with the cache's codes.
 
     q: float32 `[T, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`; k_scale, v_scale: float32 `[Hkv, D]` or None;
@@ -84,7 +75,7 @@ def reference(
         if k_scale is None:
             scores = torch.einsum("thgd,hld->hgtl", rows, k) * scale
         else:
-            codes, unit = query_codes(rows * scale * k_scale.view(1, num_kv_heads, 1, head_dim))
+            codes, unit = codes_of(rows * scale * k_scale.view(1, num_kv_heads, 1, head_dim), CODE_TOP)
             dots = torch.einsum("thgd,hld->hgtl", codes.double(), k.double()).to(torch.float32)
             scores = dots * unit.permute(1, 2, 0, 3)
         if softcap is not None:

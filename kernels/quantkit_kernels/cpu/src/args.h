@@ -53,41 +53,45 @@ struct GatedActArgs {
           activation(n.i[1]) {}
 };
 
-constexpr int kBlock = 128;  // channels that share a scale of quantized activations, at most
+constexpr int kBlock = 128;      // channels that share a scale of quantized activations, at most
+constexpr int kStep = 64;        // a block is stored padded with zeros to a multiple of so many channels
 constexpr int kAfter = 8;        // Node::p: codes, scale and sum of a node that quantizes its own rows
 constexpr int kAfterGroups = 8;  // Node::i: their groups
-constexpr int kStep = 64;    // a block is stored padded with zeros to a multiple of so many channels
 
-// Rows quantized to int8 in blocks: a group of channels is cut into blocks of kBlock (the last may be shorter), each
-// with its own scale, maximum / 127, and the sum of its codes.
-struct QuantizeArgs {
+// How a quantized row is cut: a group of channels into blocks of kBlock, of which the last may be shorter.
+struct Blocks {
+    int groups, group;
+    int per_group() const { return (group + kBlock - 1) / kBlock; }
+    int blocks() const { return groups * per_group(); }
+    int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
+    int stride() const { return groups * group_stride(); }
+};
+
+// Rows quantized to int8, each block with its own scale, maximum / 127, and the sum of its codes.
+struct QuantizeArgs : Blocks {
     const float* x;
     const int32_t* row_index;  // rows to take, or null for all in order
     int8_t* codes;             // [rows][stride()]
     float* scale;              // [rows][blocks()]
     int32_t* sum;              // [rows][blocks()]
-    int k, groups, group, hidden_rows;
+    int k, hidden_rows;
     bool picks;  // rows, by row_index
-    int per_group() const { return (group + kBlock - 1) / kBlock; }
-    int blocks() const { return groups * per_group(); }
-    int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
-    int stride() const { return groups * group_stride(); }
     explicit QuantizeArgs(const Node& n)
-        : x(static_cast<const float*>(n.p[0])), row_index(static_cast<const int32_t*>(n.p[1])),
-          codes(static_cast<int8_t*>(n.p[2])), scale(static_cast<float*>(n.p[3])), sum(static_cast<int32_t*>(n.p[4])),
-          k(n.i[0]), groups(n.i[1]), group(n.i[0] / n.i[1]), hidden_rows(n.i[2]), picks(n.i[3] != 0) {}
+        : Blocks{n.i[1], n.i[0] / n.i[1]}, x(static_cast<const float*>(n.p[0])),
+          row_index(static_cast<const int32_t*>(n.p[1])), codes(static_cast<int8_t*>(n.p[2])),
+          scale(static_cast<float*>(n.p[3])), sum(static_cast<int32_t*>(n.p[4])), k(n.i[0]), hidden_rows(n.i[2]), picks(n.i[3] != 0) {}
     // What a norm or a gated activation does with its own rows besides: groups is 0 where nothing asks for it.
     static QuantizeArgs after(const Node& n) { return QuantizeArgs(n, n.i[0], n.i[kAfterGroups]); }
 
 private:
     QuantizeArgs(const Node& n, int width, int count)
-        : x(nullptr), row_index(nullptr), codes(static_cast<int8_t*>(n.p[kAfter])),
-          scale(static_cast<float*>(n.p[kAfter + 1])), sum(static_cast<int32_t*>(n.p[kAfter + 2])), k(width), groups(count),
-          group(count ? width / count : 0), hidden_rows(0), picks(false) {}
+        : Blocks{count, count ? width / count : 0}, x(nullptr), row_index(nullptr),
+          codes(static_cast<int8_t*>(n.p[kAfter])), scale(static_cast<float*>(n.p[kAfter + 1])),
+          sum(static_cast<int32_t*>(n.p[kAfter + 2])), k(width), hidden_rows(0), picks(false) {}
 };
 
 // linear, and logits (rows >= 0 of row_index, softcap given). With codes, x is not read: rows come quantized.
-struct LinearArgs {
+struct LinearArgs : Blocks {
     const float* x;
     const uint8_t* data;
     const void* scale;   // [panels][groups][kPanel] in scale_dtype, or null
@@ -99,23 +103,22 @@ struct LinearArgs {
     const float* x_scale;
     const int32_t* x_sum;
     int64_t panel_bytes;
-    int k, n, groups, group, dtype, scale_dtype, hidden_rows;
+    int k, n, dtype, scale_dtype, hidden_rows;
     float softcap;       // 0: none
-    int per_group() const { return (group + kBlock - 1) / kBlock; }
-    int blocks() const { return groups * per_group(); }
-    int group_stride() const { return (group + kStep - 1) / kStep * kStep; }
-    int stride() const { return groups * group_stride(); }
     int64_t group_bytes() const { return panel_bytes / groups; }
     int panels() const { return (n + kPanel - 1) / kPanel; }
     explicit LinearArgs(const Node& node)
-        : x(static_cast<const float*>(node.p[0])), data(static_cast<const uint8_t*>(node.p[1])), scale(node.p[2]),
+        : Blocks{node.i[2], node.i[0] / node.i[2]}, x(static_cast<const float*>(node.p[0])), data(static_cast<const uint8_t*>(node.p[1])), scale(node.p[2]),
           zero(static_cast<const int8_t*>(node.p[3])), bias(static_cast<const float*>(node.p[4])),
           out(static_cast<float*>(node.p[5])), row_index(static_cast<const int32_t*>(node.p[6])),
           codes(static_cast<const int8_t*>(node.p[7])), x_scale(static_cast<const float*>(node.p[8])),
-          x_sum(static_cast<const int32_t*>(node.p[9])), panel_bytes(qk_packed_bytes(node.i[3], kPanel, node.i[0], node.i[2])), k(node.i[0]), n(node.i[1]),
-          groups(node.i[2]), group(node.i[0] / node.i[2]), dtype(node.i[3]), scale_dtype(node.i[4]),
+          x_sum(static_cast<const int32_t*>(node.p[9])),
+          panel_bytes(qk_packed_bytes(node.i[3], kPanel, node.i[0], node.i[2])), k(node.i[0]), n(node.i[1]), dtype(node.i[3]), scale_dtype(node.i[4]),
           hidden_rows(node.i[5]), softcap(node.f[0]) {}
 };
+
+// Whether a node works on the rows whose logits are wanted, instead of all tokens.
+inline bool on_picked_rows(const Node& n) { return n.op == kLogits || (n.op == kQuantizeRows && QuantizeArgs(n).picks); }
 
 struct RopeArgs {
     const float* qkv;

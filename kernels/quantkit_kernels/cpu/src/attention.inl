@@ -66,12 +66,18 @@ struct KvTile {
     }
 };
 
+// Where a position's keys and values lie in the cache, in bytes.
+QK_INLINE int64_t offset_of(const AttentionArgs& a, const int32_t* table, int kv_head, int position, int64_t cell) {
+    const int64_t block = table[position / a.block_size], inside = position % a.block_size;
+    return ((block * a.num_kv_heads + kv_head) * a.block_size + inside) * cell;
+}
+
 // Asks for the keys and values of the tile at `start`: blocks are scattered, so the hardware cannot foresee them.
 inline void fetch_tile(const AttentionArgs& a, const int32_t* table, int kv_head, int start, int end, int64_t cell) {
     const int stop = least(end, start + kKvTile);
     for (int at = start; at < stop; at += a.block_size - at % a.block_size) {
-        const int inside = at % a.block_size, count = least(a.block_size - inside, stop - at);
-        const int64_t first = ((static_cast<int64_t>(table[at / a.block_size]) * a.num_kv_heads + kv_head) * a.block_size + inside) * cell;
+        const int count = least(a.block_size - at % a.block_size, stop - at);
+        const int64_t first = offset_of(a, table, kv_head, at, cell);
         for (int64_t byte = 0; byte < count * cell; byte += 64) {
             __builtin_prefetch(static_cast<const char*>(a.k_cache) + first + byte);
             __builtin_prefetch(static_cast<const char*>(a.v_cache) + first + byte);
@@ -81,12 +87,25 @@ inline void fetch_tile(const AttentionArgs& a, const int32_t* table, int kv_head
 
 inline void locate(const AttentionArgs& a, const int32_t* table, int kv_head, int start, KvTile* tile) {
     for (int j = tile->lo; j < tile->hi;) {
-        const int block = (start + j) / a.block_size, inside = (start + j) % a.block_size;
-        const int64_t first = ((static_cast<int64_t>(table[block]) * a.num_kv_heads + kv_head) * a.block_size + inside) * tile->cell;
-        const int run = least(a.block_size - inside, tile->hi - j);
+        const int64_t first = offset_of(a, table, kv_head, start + j, tile->cell);
+        const int run = least(a.block_size - (start + j) % a.block_size, tile->hi - j);
         for (int i = 0; i < run; ++i) tile->offsets[j + i] = first + i * tile->cell;
         j += run;
     }
+}
+
+// Caps one row's scores of a tile and hides all but lanes lo..hi-1; returns the highest that is left.
+QK_INLINE float mask_scores(float* scores, int lo, int hi, float softcap) {
+    const F hidden = Simd::set(-__builtin_inff());
+    F top = hidden;
+    for (int j = 0; j < kKvTile; j += W) {
+        F x = Simd::load(scores + j);
+        if (softcap > 0) x = soft_capped(x, softcap);
+        if (lo > j || hi < j + W) x = Simd::keep_lanes(x, hidden, lo - j, hi - j);
+        top = Simd::max(top, x);
+        Simd::store(scores + j, x);
+    }
+    return Simd::highest(top);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ QK_INLINE void store_codes(int16_t* out, Simd::I held, int count) {
 // channel is followed by zero.
 inline float quantize_query(const float* q, int size, int16_t* codes) {
     const Magnitude found = magnitude(q, size);
-    if (!(found.top >= 1e-30f)) {
+    if (!(found.top >= kSmallest)) {
         std::memset(codes, 0, sizeof(int16_t) * static_cast<size_t>(size + size % 2));
         return found.poison == 0.0f ? 0.0f : found.poison;
     }
@@ -123,16 +123,7 @@ inline void code_scores(const AttentionArgs& a, const AttentionScratch& s, const
 template <class Put>
 QK_INLINE void soften_codes(const AttentionScratch& s, int r, int lo, int hi, float softcap, const Put& put) {
     float* scores = s.scores + r * kKvTile;
-    const F hidden = Simd::set(-__builtin_inff());
-    F top = hidden;
-    for (int j = 0; j < kKvTile; j += W) {
-        F x = Simd::load(scores + j);
-        if (softcap > 0) x = soft_capped(x, softcap);
-        if (lo > j || hi < j + W) x = Simd::keep_lanes(x, hidden, lo - j, hi - j);
-        top = Simd::max(top, x);
-        Simd::store(scores + j, x);
-    }
-    const float before = s.highest[r], highest = Simd::highest(top);
+    const float before = s.highest[r], highest = mask_scores(scores, lo, hi, softcap);
     const bool bad = !(highest < __builtin_inff());  // a score beyond float: the row is not a number
     if (bad) s.unit[r] = __builtin_nanf("");
     if (bad || highest == -__builtin_inff()) {  // or nothing of the tile is visible

@@ -42,16 +42,7 @@ QK_INLINE void product(int rows, int depth, const float* a, int64_t lda, const f
 
 // Turns one row's scores of a tile into weights, of which lanes lo..hi-1 are visible, and updates maximum and sum.
 inline void soften(float* scores, int lo, int hi, float softcap, float* highest, float* sum, float* decay) {
-    const F hidden = Simd::set(-__builtin_inff());
-    F top = hidden;
-    for (int j = 0; j < kKvTile; j += W) {
-        F x = Simd::load(scores + j);
-        if (softcap > 0) x = soft_capped(x, softcap);
-        if (lo > j || hi < j + W) x = Simd::keep_lanes(x, hidden, lo - j, hi - j);
-        top = Simd::max(top, x);
-        Simd::store(scores + j, x);
-    }
-    const float before = *highest, tile = Simd::highest(top);
+    const float before = *highest, tile = mask_scores(scores, lo, hi, softcap);
     const float now = tile > before ? tile : before;
     if (now == -__builtin_inff()) {  // nothing visible up to here
         for (int j = 0; j < kKvTile; j += W) Simd::store(scores + j, Simd::zero());

@@ -106,8 +106,7 @@ bool check_step(const Node* nodes, int32_t count, const StepCounts& step, std::s
     }
     for (int32_t n = 0; n < count; ++n) {
         const Node& node = nodes[n];
-        const bool few = node.op == kLogits || (node.op == kQuantizeRows && QuantizeArgs(node).picks);
-        const int32_t wanted = few ? step.rows : step.tokens;
+        const int32_t wanted = on_picked_rows(node) ? step.rows : step.tokens;
         if (wanted > node.i[kCapacityField]) {
             *error = "node " + std::to_string(n) + ": " + std::to_string(wanted) + " rows, its tensors hold " +
                      std::to_string(node.i[kCapacityField]);

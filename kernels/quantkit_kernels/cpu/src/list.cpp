@@ -112,7 +112,7 @@ struct List {
             switch (node.op) {
                 case kLinear: plan_product(i, tokens); break;
                 case kLogits: plan_product(i, rows); break;
-                case kQuantizeRows: plan_rows(i, QuantizeArgs(node).picks ? rows : tokens, node.i[0]); break;
+                case kQuantizeRows: plan_rows(i, on_picked_rows(node) ? rows : tokens, node.i[0]); break;
                 case kPagedAttention: plan_attention(i, sequences); break;
                 case kQkNormRopeKvWrite: plan_rows(i, tokens, (node.i[0] + 2 * node.i[1]) * node.i[2]); break;
                 default: plan_rows(i, tokens, node.i[0]); break;
@@ -124,8 +124,7 @@ struct List {
     static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
         const List& list = *static_cast<List*>(context);
         const Node& n = list.nodes[node];
-        const bool few = n.op == kLogits || (n.op == kQuantizeRows && QuantizeArgs(n).picks);
-        const int32_t rows = few ? list.rows : list.tokens;
+        const int32_t rows = on_picked_rows(n) ? list.rows : list.tokens;
         list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get()});
     }
 };

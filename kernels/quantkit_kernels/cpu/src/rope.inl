@@ -42,7 +42,7 @@ inline void store_head(const float* x, const float* scale, int dtype, void* cach
             const F ratio = Simd::div(load_part(x + at, n), load_part(scale + at, n));
             const F code = Simd::min(Simd::set(127.0f), Simd::max(Simd::set(-127.0f), ratio));
             int8_t lanes[W];
-            Simd::to_i8(lanes, code);
+            Simd::store_bytes(lanes, Simd::to_int(code));
             std::memcpy(out + at, lanes, static_cast<size_t>(count_of(n)));
         });
     }

@@ -9,9 +9,6 @@ QK_INLINE void over_chunk_rows(const Task& task, const Fn& f) {
     for (int64_t row = row0; row < row1; ++row) f(row);
 }
 
-// Blocks below this magnitude are all zero: their inverse would not be finite.
-constexpr float kSmallest = 1e-30f;
-
 QK_INLINE void quantize_block(const float* x, int count, int8_t* codes, float* scale, int32_t* sum) {
     const Magnitude found = magnitude(x, count);
     const float bad = found.poison, highest = found.top;

@@ -17,6 +17,9 @@ QK_INLINE void store_part(float* p, F x, int n) { Simd::store_n(p, x, n); }
 QK_INLINE int count_of(Int<W>) { return W; }
 QK_INLINE int count_of(int n) { return n; }
 
+// What is quantized and below this magnitude is zero: its inverse would not be finite.
+constexpr float kSmallest = 1e-30f;
+
 struct Magnitude {
     float top;     // largest |x|, 0 where poison is not 0
     float poison;  // 0, or not a number where an x is infinite or not a number

@@ -72,11 +72,6 @@ struct Simd {
     static F from_bf16(const uint16_t* p) {
         return F{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
     }
-    // x is within -127..127; rounds to nearest even.
-    static void to_i8(int8_t* p, F x) {
-        const I codes = __builtin_convertvector(round(x), I);
-        for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(codes[i]);
-    }
     static void to_f16(uint16_t* p, F x) {
         for (int i = 0; i < W; ++i) p[i] = float_to_half(x[i]);
     }
