@@ -13,7 +13,7 @@ from quantkit.gate.answer_rules import answer_rules
 from quantkit.gate.answers import Pair
 from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import Window
-from quantkit.gate.domains import domains_of
+from quantkit.gate.domains import Domain, domains_of
 from quantkit.gate.metrics import Floats, Scores
 from quantkit.gate.policy import Domains, Limit, Policy, PolicyClass
 from quantkit.gate.rule import Outcome, Rule
@@ -147,30 +147,71 @@ def _rule(name: str, found: Estimate, limit: Limit, text: str) -> Rule:
     return Rule(name, found.value, found.low, found.high, limit.bound, side, limit.share_of, outcome, text)
 
 
+@dataclass(frozen=True)
+class _Standing:
+    """Mean KL of some text beside the rung's there, and the share that is allowed, given the text around it."""
+
+    ours: float
+    theirs: float
+    share: Estimate
+    elsewhere: float
+    most: float
+
+    @property
+    def fails(self) -> bool:
+        return self.share.low > self.most
+
+
+def _standing(
+    domains: Domains, policy: Policy, measured: Measured, chosen: NDArray[np.bool_], others: NDArray[np.bool_]
+) -> _Standing | None:
+    """How `chosen` stands beside `others`; None where it comes from fewer than two conversations."""
+    candidate, rung = measured.candidate.where(chosen), measured.ladder[domains.share_of]
+    if len(np.unique(candidate.cluster)) < 2:
+        return None
+    resampler = Resampler(candidate.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
+    ours, theirs = resampler.mean(candidate.kl), resampler.mean(rung.where(chosen).kl)
+    share = estimate(_ratio(ours, theirs), policy.confidence)
+    elsewhere = _share(measured.candidate, rung, others) if others.any() else share.value
+    most = min(domains.fail_above, max(domains.apart_from, domains.apart_above * elsewhere))
+    return _Standing(float(ours[0]), float(theirs[0]), share, elsewhere, most)
+
+
 def _domains(domains: Domains, policy: Policy, measured: Measured) -> tuple[list[Rule], list[str]]:
-    """Rules that fail, and notes on domains that come near."""
+    """Rules that fail, and notes on domains that come near or fail only through what they share with another."""
     rules, notes = [], []
-    rung = measured.ladder[domains.share_of]
+    failing: list[tuple[Domain, _Standing, str]] = []
     for domain in domains_of(measured.windows, measured.in_json):
-        chosen, others = domain.chosen, ~domain.chosen
-        if domain.conversations < 2:
+        found = _standing(domains, policy, measured, domain.chosen, ~domain.chosen)
+        if found is None:
             continue
-        candidate = measured.candidate.where(chosen)
-        resampler = Resampler(candidate.cluster, samples=policy.bootstrap.samples, seed=policy.bootstrap.seed)
-        ours, theirs = resampler.mean(candidate.kl), resampler.mean(rung.where(chosen).kl)
-        share = estimate(_ratio(ours, theirs), policy.confidence)
-        elsewhere = _share(measured.candidate, rung, others) if others.any() else share.value
         text = (
-            f"{domain.name}: mean KL {ours[0]:.4g} is {share.value:.2f} × {domains.share_of}'s {theirs[0]:.4g} there, "
-            f"{elsewhere:.2f} × on all other text"
+            f"{domain.name}: mean KL {found.ours:.4g} is {found.share.value:.2f} × {domains.share_of}'s "
+            f"{found.theirs:.4g} there, {found.elsewhere:.2f} × on all other text"
         )
-        most = min(domains.fail_above, max(domains.apart_from, domains.apart_above * elsewhere))
-        if share.low > most:
-            limit = Limit(metric="mean_kl", upper=most, share_of=domains.share_of)
-            text += f" ({share.low:.2f} to {share.high:.2f}, at most {most:.2f} allowed)"
-            rules.append(_rule(domain.name, share, limit, text))
-        elif share.value > min(domains.name_above, most):
+        if found.fails:
+            failing.append((domain, found, text))
+        elif found.share.value > min(domains.name_above, found.most):
             notes.append(text)
+
+    def fails_without(domain: Domain, other: Domain) -> bool:
+        left = domain.chosen & ~other.chosen
+        found = _standing(domains, policy, measured, left, ~(domain.chosen | other.chosen))
+        return found is not None and found.fails
+
+    kinds = [domain for domain, _, _ in failing]
+    through = {
+        domain.name: [other for other in kinds if not fails_without(domain, other) and fails_without(other, domain)]
+        for domain in kinds
+    }
+    for domain, found, text in failing:
+        roots = [other.name for other in through[domain.name] if not through[other.name]]
+        if roots:
+            notes.append(f"{text}; only through its text of {roots[0]}")
+            continue
+        limit = Limit(metric="mean_kl", upper=found.most, share_of=domains.share_of)
+        text += f" ({found.share.low:.2f} to {found.share.high:.2f}, at most {found.most:.2f} allowed)"
+        rules.append(_rule(domain.name, found.share, limit, text))
     return rules, notes
 
 

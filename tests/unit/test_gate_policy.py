@@ -35,6 +35,7 @@ def judged(
     waiver: str | None = None,
     floor: float = 0.0,
     domains: dict[str, object] | None = None,
+    in_json: np.ndarray | None = None,
 ) -> Verdict:
     policy = Policy.model_validate(
         {"version": 1, "name": "test", "classes": [{"name": "any", "limits": limits}], "domains": domains}
@@ -46,9 +47,9 @@ def judged(
     rung = candidate if rung is None else rung
     quiet = exponential(1.0, 0)
     noise = Scores(quiet.cluster, np.full_like(quiet.kl, floor), quiet.same, quiet.nll_base, quiet.nll_cand)
-    measured = Measured(
-        windows, candidate, {"RTN-INT4": rung, "RTN-INT8": rung}, noise, 10**8, 8, CPU, np.zeros(len(quiet.kl), bool)
-    )
+    in_json = np.zeros(len(quiet.kl), bool) if in_json is None else in_json
+    ladder = {"RTN-INT4": rung, "RTN-INT8": rung}
+    measured = Measured(windows, candidate, ladder, noise, 10**8, 8, CPU, in_json)
     return decide(policy, measured, waiver)
 
 
@@ -116,6 +117,36 @@ def test_a_domain_far_worse_than_all_other_text_fails_though_better_than_the_run
     tiny = Scores(rung.cluster, apart.kl / 10, rung.same, rung.nll_base, rung.nll_cand)  # three times next to nothing
     verdict = judged([{"metric": "mean_kl", "upper": 0.9, "share_of": "RTN-INT4"}], tiny, rung, domains={})
     assert verdict.tokens == "pass"
+
+
+@pytest.mark.parametrize(("hurt", "named"), [("language zh", "format json"), ("format json", "language zh")])
+def test_a_domain_that_fails_only_through_another_is_a_note(hurt: str, named: str) -> None:
+    """Chinese text and JSON overlap here: each holds half of the other."""
+    rung = exponential(0.1, 4)
+    chinese = rung.cluster % 2 == 0
+    in_json = (rung.cluster % 4 == 0) | (rung.cluster % 4 == 1)
+    damaged = chinese if hurt == "language zh" else in_json
+    scores = Scores(
+        rung.cluster, np.where(damaged, rung.kl * 5, rung.kl * 0.2), rung.same, rung.nll_base, rung.nll_cand
+    )
+    limits: list[dict[str, object]] = [{"metric": "mean_kl", "upper": 0.9, "share_of": "RTN-INT4"}]
+    verdict = judged(limits, scores, rung, domains={}, in_json=in_json)
+    failed = {rule.name for rule in verdict.rules if rule.outcome == "fail"}
+    assert hurt in failed
+    assert named not in failed
+    assert any(note.startswith(named) and note.endswith(f"only through its text of {hurt}") for note in verdict.notes)
+
+
+def test_two_domains_that_fail_by_their_common_text_alone_are_both_named() -> None:
+    rung = exponential(0.1, 4)
+    in_json = (rung.cluster % 4 == 0) | (rung.cluster % 4 == 1)
+    both = in_json & (rung.cluster % 2 == 0)
+    scores = Scores(rung.cluster, np.where(both, rung.kl * 8, rung.kl * 0.2), rung.same, rung.nll_base, rung.nll_cand)
+    limits: list[dict[str, object]] = [{"metric": "mean_kl", "upper": 0.9, "share_of": "RTN-INT4"}]
+    failed = {
+        rule.name for rule in judged(limits, scores, rung, domains={}, in_json=in_json).rules if rule.outcome == "fail"
+    }
+    assert {"language zh", "format json"} <= failed
 
 
 def test_a_noise_floor_above_zero_fails_on_the_native_backend() -> None:
