@@ -38,6 +38,8 @@ def attend(
         ((8, 1, 72), [65], [65], 8),
         ((2, 1, 128), [3, 0, 90], [67, 40, 130], 32),
         ((6, 2, 20), [129, 1], [129, 17], 16),
+        ((6, 2, 64), [1, 1], [1100, 513], 16),
+        ((4, 2, 40), [30, 1], [530, 1024], 8),
     ],
 )
 def test_attention_equals_its_reference(
@@ -101,6 +103,36 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(isa: str) -> None:
         alone = attend(isa, q[start : start + count].contiguous(), one, [count], [lengths[b]], sizes, threads=1)
         assert torch.equal(alone, batch[start : start + count])
         start += count
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_long_context_has_the_same_bits_however_it_is_shared(
+    isa: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """Cut by position between threads, kept whole by one, or as the last rows of a prompt's chunk."""
+    sizes, lengths = (6, 2, 64), [1300, 511, 513, 1]
+    paged = cache(dtype, lengths, 2, 64)
+    q = torch.randn(4, 6 * 64)
+    one = attend(isa, q, paged, [1] * 4, lengths, sizes, window, threads=1)
+    for threads in (2, 5):
+        assert torch.equal(attend(isa, q, paged, [1] * 4, lengths, sizes, window, threads=threads), one)
+    chunk = torch.cat([torch.randn(39, 6 * 64), q[:1]])
+    only = Cache(paged.k, paged.v, paged.k_scale, paged.v_scale, paged.table[:1])
+    assert torch.equal(attend(isa, chunk, only, [40], lengths[:1], sizes, window)[-1:], one[:1])
+    alone = attend(isa, q[:1], only, [1], lengths[:1], sizes, window)
+    assert torch.equal(alone, one[:1])
+
+
+def test_a_query_that_is_not_finite_spoils_its_own_row_alone(isa: str) -> None:
+    paged = cache(torch.int8, [1200], 1, 64)
+    q = torch.randn(1, 3 * 64)
+    sound = attend(isa, q, paged, [1], [1200], (3, 1, 64))
+    q[0, 70] = float("inf")
+    out = attend(isa, q, paged, [1], [1200], (3, 1, 64))
+    assert out[0, 64:128].isnan().all()
+    assert torch.equal(out[0, :64], sound[0, :64])
+    assert torch.equal(out[0, 128:], sound[0, 128:])
 
 
 @pytest.mark.parametrize("window", [None, 8])

@@ -162,6 +162,10 @@ struct AttentionArgs {
     int group() const { return num_heads / num_kv_heads; }
     // Queries an item handles: about 48 rows (query heads of one KV head × queries) share each converted KV tile.
     int queries() const { return group() >= 48 ? 1 : 48 / group(); }
+    // What a split of one query's positions hands over: highest and sum by row, then sums by row and channel.
+    int64_t part_floats() const { return 2 * ((group() + 15) / 16 * 16) + static_cast<int64_t>(group()) * ((head_dim + 63) / 64 * 64); }
+    // The first position that a query at `position` sees.
+    int first_seen(int position) const { return window > 0 && position + 1 > window ? position + 1 - window : 0; }
     explicit AttentionArgs(const Node& n)
         : q(static_cast<const float*>(n.p[0])), k_cache(n.p[1]), v_cache(n.p[2]),
           k_scale(static_cast<const float*>(n.p[3])), v_scale(static_cast<const float*>(n.p[4])),

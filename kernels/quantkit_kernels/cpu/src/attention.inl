@@ -2,13 +2,15 @@
 //
 // A row is one query head of one query. Its scores, its running maximum and its sums are formed tile by tile and
 // position by position, whatever other rows share the work, so decode, chunked and whole prefill give the same bits.
+// Positions are summed by splits of kKvSplit, each with a maximum of its own, which join in order: so threads can share a
+// long context, and do not change a bit of it.
 // A static int8 scale belongs to a channel, so k_scale is folded into q once and v_scale into the output once.
 
 namespace {
 
 // What an item works with, laid out in its thread's scratch. ld, ldo, ldc: strides of q and values, of out, of codes.
 struct AttentionScratch {
-    float *q, *out, *scores, *highest, *sum, *decay, *unit, *factor, *keys, *values, *rows, *zeros;
+    float *q, *out, *scores, *highest, *top, *sum, *decay, *unit, *factor, *all, *all_highest, *all_sum, *keys, *values, *rows, *zeros;
     int8_t* bytes;
     int16_t *codes, *weights;
     int32_t* sums;
@@ -28,10 +30,14 @@ struct AttentionScratch {
         out = take(padded * ldo);
         scores = take(padded * kKvTile);
         highest = take(padded);
+        top = take(padded);
         sum = take(padded);
         decay = take(padded);
         unit = take(padded);
         factor = take(padded);
+        all = take(padded * ldo);  // out, highest and sum of the splits that have joined
+        all_highest = take(padded);
+        all_sum = take(padded);
         keys = take(ldo * kKvTile);    // floats [channel][kKvTile]
         values = take(ldo * kKvTile);  // floats [kKvTile][ld]
         rows = take(16 * ldo);
@@ -39,7 +45,7 @@ struct AttentionScratch {
         bytes = reinterpret_cast<int8_t*>(take(4 * ldo));                   // [ld][16]
         codes = reinterpret_cast<int16_t*>(take(padded * ldc / 2));         // q [row][ldc]
         weights = reinterpret_cast<int16_t*>(take(padded * kKvTile / 2));   // [row][kKvTile]
-        sums = reinterpret_cast<int32_t*>(take(2 * 256));
+        sums = reinterpret_cast<int32_t*>(take(8 * 256));
     }
 
     // Over an int8 cache the same room holds pairs of 16 bits: [channel / 2][kKvTile][2] and [kKvTile / 2][ld][2].
@@ -52,6 +58,8 @@ int64_t attention_scratch(const AttentionArgs& a) {
     return AttentionScratch(nullptr, a.group() * a.queries(), a.head_dim).size;
 }
 #endif
+
+constexpr float kLowestScore = -3.402823466e38f;  // below every score that is a number
 
 QK_INLINE int64_t cell_bytes(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
 
@@ -94,10 +102,20 @@ inline void locate(const AttentionArgs& a, const int32_t* table, int kv_head, in
     }
 }
 
+// Lanes lo..hi-1 of a tile, which may lie outside it.
+struct Lanes {
+    int lo, hi;
+    bool all() const { return lo <= 0 && hi >= kKvTile; }
+};
+
 // Caps one row's scores of a tile and hides all but lanes lo..hi-1; returns the highest that is left.
 QK_INLINE float mask_scores(float* scores, int lo, int hi, float softcap) {
     const F hidden = Simd::set(-__builtin_inff());
     F top = hidden;
+    if (!(softcap > 0) && Lanes{lo, hi}.all()) {
+        for (int j = 0; j < kKvTile; j += W) top = Simd::max(top, Simd::load(scores + j));
+        return Simd::highest(top);
+    }
     for (int j = 0; j < kKvTile; j += W) {
         F x = Simd::load(scores + j);
         if (softcap > 0) x = soft_capped(x, softcap);
@@ -124,77 +142,175 @@ namespace {
 struct FloatPath {
     static void open(const AttentionArgs&, const AttentionScratch&, int) {}
     static void query(const AttentionArgs&, const AttentionScratch& s, int r) { s.unit[r] = 1.0f; }
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) { float_scores(a, s, tile, rows); }
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int r, int lo, int hi) {
-        ::soften(s.scores + r * kKvTile, lo, hi, a.softcap, s.highest + r, s.sum + r, s.decay + r);
+    static int tiles(int) { return 1; }
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows) { float_scores(a, s, tile, rows); }
+    template <class Visible>
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, int, int, int rows, const Visible& visible) {
+        for (int r = 0; r < rows; ++r) {
+            const Lanes seen = visible(0, r);
+            ::soften(s.scores + r * kKvTile, seen.lo, seen.hi, a.softcap, s.highest + r, s.sum + r, s.decay + r);
+        }
     }
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) { add_float_values(a, s, tile, rows); }
-    static void close(const AttentionArgs&, const AttentionScratch&, int) {}
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows) { add_float_values(a, s, tile, rows); }
+    static void close(const AttentionArgs&, float*, int64_t, int) {}
 };
 #endif
 
+// One item: the rows of a KV head that share its keys and values.
+struct Item {
+    const int32_t* table;
+    int64_t token;  // of the first query
+    int kv_head, rows, position, begin, end;  // position of the first query; positions begin..end-1 are seen
+
+    Item(const AttentionArgs& a, const QueryTile& queries, int head)
+        : table(a.block_table + static_cast<int64_t>(queries.sequence) * a.table_width),
+          token(a.query_start[queries.sequence] + queries.first), kv_head(head), rows(a.group() * queries.count) {
+        const int fresh = a.query_start[queries.sequence + 1] - a.query_start[queries.sequence];
+        position = a.seq_lens[queries.sequence] - fresh + queries.first;
+        end = position + queries.count;
+        begin = a.first_seen(position);
+    }
+    int first_split() const { return begin / kKvSplit; }
+    int splits() const { return (end - 1) / kKvSplit - first_split() + 1; }
+};
+
+// Before the first position: nothing summed, nothing seen.
+inline void clear(const AttentionScratch& s, int rows) {
+    for (int r = 0; r < rows; ++r) {
+        s.highest[r] = kLowestScore;
+        s.sum[r] = 0.0f;
+    }
+    std::memset(s.out, 0, sizeof(float) * rows * s.ldo);
+}
+
+// Sums up one split of an item's positions.
+template <class Path>
+void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
+    const int group = a.group(), first = split * kKvSplit, end = least(item.end, first + kKvSplit);
+    const int64_t cell = a.head_dim * cell_bytes(a.cache_dtype);
+    const int at_once = Path::tiles(item.rows), step = at_once > 1 ? kFewRows : item.rows;
+    clear(s, item.rows);
+    KvTile tiles[kTilesAtOnce];
+    for (int start = most(first, item.begin / kKvTile * kKvTile), count; start < end; start += count * kKvTile) {
+        count = least(at_once, (end - start + kKvTile - 1) / kKvTile);
+        for (int t = 0; t < count; ++t) {
+            const int here = start + t * kKvTile;
+            fetch_tile(a, item.table, item.kv_head, here + at_once * kKvTile, item.end, cell);
+            tiles[t].cell = cell;
+            tiles[t].lo = most(item.begin - here, 0);
+            tiles[t].hi = least(end - here, kKvTile);
+            locate(a, item.table, item.kv_head, here, tiles + t);
+            Path::scores(a, s, tiles[t], t * step, item.rows);
+        }
+        Path::soften(a, s, count, step, item.rows, [&](int t, int r) QK_LAMBDA_INLINE {
+            const int query = item.position + r / group, here = start + t * kKvTile;
+            return Lanes{a.window > 0 ? a.first_seen(query) - here : 0, query + 1 - here};
+        });
+        for (int t = 0; t < count; ++t) Path::values(a, s, tiles[t], t * step, item.rows);
+    }
+    for (int r = 0; r < item.rows; ++r) {
+        if (s.unit[r] != s.unit[r]) s.sum[r] = s.unit[r];  // a query that is not finite, or a score beyond float
+    }
+}
+
+// Adds a split's sums to those before it.
+inline void join_split(const AttentionScratch& s, int rows, const float* highest, const float* sum, const float* out, int64_t width) {
+    for (int r = 0; r < rows; r += W) {
+        const F before = Simd::load(s.all_highest + r), mine = Simd::load(highest + r), now = Simd::max(before, mine);
+        const F kept = exp(Simd::sub(before, now)), added = exp(Simd::sub(mine, now));
+        Simd::store(s.all_highest + r, now);
+        Simd::store(s.all_sum + r, Simd::fma(Simd::load(sum + r), added, Simd::mul(Simd::load(s.all_sum + r), kept)));
+        Simd::store(s.decay + r, kept);
+        Simd::store(s.factor + r, added);
+    }
+    for (int r = 0; r < rows; ++r) {
+        const F kept = Simd::set(s.decay[r]), added = Simd::set(s.factor[r]);
+        float* all = s.all + r * s.ldo;
+        for (int c = 0; c < width; c += W) {
+            Simd::store(all + c, Simd::fma(Simd::load(out + r * s.ldo + c), added, Simd::mul(Simd::load(all + c), kept)));
+        }
+    }
+}
+
+inline void begin_join(const AttentionScratch& s, int rows) {
+    for (int r = 0; r < rows; ++r) {
+        s.all_highest[r] = kLowestScore;
+        s.all_sum[r] = 0.0f;
+    }
+    std::memset(s.all, 0, sizeof(float) * rows * s.ldo);
+}
+
+// Puts a split's results, highest and sum by row, then out, where its item gathers them; true for the one that comes last,
+// which joins them all.
+inline bool gathered(const AttentionArgs& a, const AttentionScratch& s, const Plan& plan, int64_t item, int split, int splits) {
+    const int rows = a.group();
+    const int64_t size = a.part_floats();
+    float* part = plan.parts + (item * plan.splits + split) * size;
+    std::memcpy(part, s.highest, sizeof(float) * rows);
+    std::memcpy(part + up(rows, 16), s.sum, sizeof(float) * rows);
+    std::memcpy(part + 2 * up(rows, 16), s.out, sizeof(float) * rows * s.ldo);
+    if (__atomic_add_fetch(plan.arrived + item, 1, __ATOMIC_ACQ_REL) < splits) return false;
+    __atomic_store_n(plan.arrived + item, 0, __ATOMIC_RELAXED);
+    begin_join(s, rows);
+    for (int i = 0; i < splits; ++i) {
+        const float* from = plan.parts + (item * plan.splits + i) * size;
+        join_split(s, rows, from, from + up(rows, 16), from + 2 * up(rows, 16), s.ldo);
+    }
+    return true;
+}
+
 template <class Path>
 void attend(const AttentionArgs& a, const Task& task) {
-    const int group = a.group(), size = a.head_dim;
-    const int item = task.plan->chunks / a.num_kv_heads - 1 - task.chunk / a.num_kv_heads;  // the longest first
-    const int kv_head = task.chunk % a.num_kv_heads;
-    const QueryTile queries = task.plan->tiles[item];
-    const int rows = group * queries.count;
+    const int group = a.group(), size = a.head_dim, splits = most(1, task.plan->splits);
+    const int64_t index = task.chunk / splits;
+    const Item item(a, task.plan->tiles[index / a.num_kv_heads], static_cast<int>(index % a.num_kv_heads));
+    const int only = task.plan->splits > 0 ? task.chunk % splits : -1, rows = item.rows;  // the split asked for, or all
+    if (only >= item.splits()) return;
     const AttentionScratch s(task.scratch, group * a.queries(), size);
-
-    const int32_t* table = a.block_table + static_cast<int64_t>(queries.sequence) * a.table_width;
-    const int64_t token = a.query_start[queries.sequence] + queries.first;
-    const int fresh = a.query_start[queries.sequence + 1] - a.query_start[queries.sequence];
-    const int position = a.seq_lens[queries.sequence] - fresh + queries.first;  // of the first query
-    const int end = position + queries.count;
-    const int begin = a.window > 0 ? most(0, position - a.window + 1) : 0;
     const int64_t cell = size * cell_bytes(a.cache_dtype);
-    fetch_tile(a, table, kv_head, begin / kKvTile * kKvTile, end, cell);
+    const int first = item.first_split() + most(only, 0), from = most(first * kKvSplit, item.begin / kKvTile * kKvTile);
+    fetch_tile(a, item.table, item.kv_head, from, item.end, cell);
 
     Path::open(a, s, rows);
-    const float* k_scale = a.k_scale ? a.k_scale + static_cast<int64_t>(kv_head) * size : nullptr;
+    const float* k_scale = a.k_scale ? a.k_scale + static_cast<int64_t>(item.kv_head) * size : nullptr;
     for (int r = 0; r < rows; ++r) {
-        const float* q = a.q + (token + r / group) * a.num_heads * size + (kv_head * group + r % group) * size;
+        const float* q = a.q + (item.token + r / group) * a.num_heads * size + (item.kv_head * group + r % group) * size;
         over_row(size, [&](int i, auto n) {
             F x = Simd::mul(load_part(q + i, n), Simd::set(a.scale));
             if (k_scale) x = Simd::mul(x, load_part(k_scale + i, n));
             store_part(s.q + r * s.ld + i, x, n);
         });
-        s.highest[r] = -__builtin_inff();
-        s.sum[r] = 0.0f;
         Path::query(a, s, r);
     }
-    std::memset(s.out, 0, sizeof(float) * rows * s.ldo);
     std::memset(s.zeros, 0, sizeof(float) * s.ldo);
     if (s.ld != size) std::memset(s.values, 0, sizeof(float) * kKvTile * s.ld);
 
-    KvTile tile;
-    tile.cell = cell;
-    for (int start = begin / kKvTile * kKvTile; start < end; start += kKvTile) {
-        fetch_tile(a, table, kv_head, start + kKvTile, end, cell);
-        tile.lo = most(begin - start, 0);
-        tile.hi = least(end - start, kKvTile);
-        locate(a, table, kv_head, start, &tile);
-        Path::scores(a, s, tile, rows);
-        for (int r = 0; r < rows; ++r) {
-            const int here = position + r / group;
-            const int lo = a.window > 0 ? most(0, here - a.window + 1) - start : 0;
-            Path::soften(a, s, r, lo, here + 1 - start);
+    float *out = s.all, *sum = s.all_sum;
+    if (only >= 0) {
+        sum_split<Path>(a, s, item, first);
+        if (!gathered(a, s, *task.plan, index, only, item.splits())) return Path::close(a, nullptr, s.ldo, 0);
+    } else if (item.splits() == 1) {
+        sum_split<Path>(a, s, item, first);
+        out = s.out;
+        sum = s.sum;
+    } else {
+        begin_join(s, rows);
+        for (int split = first; split < first + item.splits(); ++split) {
+            sum_split<Path>(a, s, item, split);
+            join_split(s, rows, s.highest, s.sum, s.out, s.ldo);
         }
-        Path::values(a, s, tile, rows);
     }
-    Path::close(a, s, rows);
+    Path::close(a, out, s.ldo, rows);
 
-    const float* v_scale = a.v_scale ? a.v_scale + static_cast<int64_t>(kv_head) * size : nullptr;
+    const float* v_scale = a.v_scale ? a.v_scale + static_cast<int64_t>(item.kv_head) * size : nullptr;
     for (int r = 0; r < rows; ++r) {
-        float inverse = s.sum[r] == 0.0f ? 0.0f : 1.0f / s.sum[r];
-        if (s.unit[r] != s.unit[r]) inverse = s.unit[r];  // a query that is not finite
-        float* out = a.out + (token + r / group) * a.num_heads * size + (kv_head * group + r % group) * size;
+        const float inverse = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+        float* y = a.out + (item.token + r / group) * a.num_heads * size + (item.kv_head * group + r % group) * size;
         over_row(size, [&](int i, auto n) {
-            F x = Simd::mul(Simd::load(s.out + r * s.ldo + i), Simd::set(inverse));
+            F x = Simd::mul(Simd::load(out + r * s.ldo + i), Simd::set(inverse));
             if (v_scale) x = Simd::mul(x, load_part(v_scale + i, n));
             // A row that ran on over hidden positions may hold +0 where another holds -0.
-            store_part(out + i, Simd::add(x, Simd::zero()), n);
+            store_part(y + i, Simd::add(x, Simd::zero()), n);
         });
     }
 }

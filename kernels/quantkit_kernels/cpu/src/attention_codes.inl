@@ -41,10 +41,11 @@ inline void pair_values(int size, const int8_t* even, const int8_t* odd, int16_t
 }
 
 // W integers as 16 bits.
+QK_INLINE void store_codes(int16_t* out, Simd::I held, Int<W>) { Simd::store_shorts(out, held); }
 QK_INLINE void store_codes(int16_t* out, Simd::I held, int count) {
-    int32_t lanes[W];
-    std::memcpy(lanes, &held, sizeof lanes);
-    for (int j = 0; j < count; ++j) out[j] = static_cast<int16_t>(lanes[j]);
+    int16_t lanes[W];
+    Simd::store_shorts(lanes, held);
+    for (int j = 0; j < count; ++j) out[j] = lanes[j];
 }
 
 // One row of q as codes; returns what a code stands for, which is not a number where the row isn't finite. An odd last
@@ -57,7 +58,7 @@ inline float quantize_query(const float* q, int size, int16_t* codes) {
     }
     const F inverse = Simd::set(kCodeTop / found.top);
     over_row(size, [&](int i, auto n) QK_LAMBDA_INLINE {
-        store_codes(codes + i, Simd::to_int(Simd::mul(load_part(q + i, n), inverse)), count_of(n));
+        store_codes(codes + i, Simd::to_int(Simd::mul(load_part(q + i, n), inverse)), n);
     });
     if (size % 2) codes[size] = 0;
     return found.top / kCodeTop;
@@ -106,7 +107,7 @@ QK_INLINE void dot_all(int rows, int depth, const int16_t* x, int64_t ldx, const
     }
 }
 
-inline void code_scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) {
+inline void code_scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
     for (int j = tile.lo / 16 * 16; j < tile.hi; j += 16) {
         const int8_t* source[16];
         for (int i = 0; i < 16; ++i) source[i] = static_cast<const int8_t*>(tile.row(a.k_cache, j + i, s.zeros));
@@ -114,39 +115,66 @@ inline void code_scores(const AttentionArgs& a, const AttentionScratch& s, const
     }
     constexpr int C = kWide ? 4 : 2;
     dot_all<C>(rows, a.head_dim, s.codes, s.ldc, s.key_pairs(), kKvTile, 0, up(tile.hi, C * W), [&](int r, int j, Simd::I sum) QK_LAMBDA_INLINE {
-        Simd::store(s.scores + r * kKvTile + j, Simd::mul(Simd::to_float(sum), Simd::set(s.unit[r])));
+        Simd::store(s.scores + (at + r) * kKvTile + j, Simd::mul(Simd::to_float(sum), Simd::set(s.unit[r])));
     });
 }
 
-// Turns one row's scores of a tile into codes, of which lanes lo..hi-1 are visible, and updates maximum and sum.
-// `put(j, codes)` takes W of them.
-template <class Put>
-QK_INLINE void soften_codes(const AttentionScratch& s, int r, int lo, int hi, float softcap, const Put& put) {
-    float* scores = s.scores + r * kKvTile;
-    const float before = s.highest[r], highest = mask_scores(scores, lo, hi, softcap);
-    const bool bad = !(highest < __builtin_inff());  // a score beyond float: the row is not a number
-    if (bad) s.unit[r] = __builtin_nanf("");
-    if (bad || highest == -__builtin_inff()) {  // or nothing of the tile is visible
-        for (int j = 0; j < kKvTile; j += W) put(j, Simd::int_set(0));
-        s.decay[r] = 1.0f;
-        s.factor[r] = 0.0f;
-        return;
-    }
-    const float now = highest > before ? highest : before;
-    Simd::I total = Simd::int_set(0);
-    const F offset = Simd::set(highest), scale = Simd::set(kCodeTop);
-    for (int j = 0; j < kKvTile; j += W) {
-        const Simd::I codes = Simd::to_int(Simd::mul(exp(Simd::sub(Simd::load(scores + j), offset)), scale));
-        total = Simd::int_add(total, codes);
-        put(j, codes);
-    }
-    s.decay[r] = now == before ? 1.0f : exp(before - now);
-    s.factor[r] = (now == highest ? 1.0f : exp(highest - now)) * (1.0f / kCodeTop);
-    s.sum[r] = s.sum[r] * s.decay[r] + static_cast<float>(Simd::int_sum(total)) * s.factor[r];
-    s.highest[r] = now;
+// kCodeTop · 2^((score - top) · log2 e) as integers: 2^n by the exponent, the rest by a polynomial of degree 4 that is
+// within 3e-6 of 2^r for |r| <= 1/2, a twentieth of a code's step. Zero for what is hidden.
+QK_INLINE Simd::I weight_codes(F score, F top) {
+    const F t = Simd::max(Simd::mul(Simd::sub(score, top), Simd::set(1.44269504f)), Simd::set(-24.0f));
+    const F n = Simd::round(t), r = Simd::sub(t, n);
+    F p = Simd::set(0.00958285f * kCodeTop);
+    p = Simd::fma(p, r, Simd::set(0.05590643f * kCodeTop));
+    p = Simd::fma(p, r, Simd::set(0.24024099f * kCodeTop));
+    p = Simd::fma(p, r, Simd::set(0.69312419f * kCodeTop));
+    p = Simd::fma(p, r, Simd::set(kCodeTop));
+    return Simd::to_int(Simd::times_power_of_two(p, n));
 }
 
-inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) {
+// Turns the rows' scores of some tiles into codes and updates their maxima and sums. `put(v, codes)` takes the kKvTile / W
+// vectors of row r of tile t at v = t · step + r, where scores, tops, decays and factors lie as well.
+template <class Visible, class Put>
+QK_INLINE void soften_codes(const AttentionScratch& s, int tiles, int step, int rows, float softcap, const Visible& visible, const Put& put) {
+    for (int t = 0; t < tiles; ++t) {
+        for (int r = 0; r < rows; ++r) {
+            const Lanes seen = visible(t, r);
+            const int v = t * step + r;
+            const float found = mask_scores(s.scores + v * kKvTile, seen.lo, seen.hi, softcap);
+            const float top = found > kLowestScore ? found : kLowestScore;
+            const float before = s.highest[r], now = top > before ? top : before;
+            if (!(found < __builtin_inff())) s.unit[r] = __builtin_nanf("");  // a score beyond float: the row is not a number
+            s.top[v] = top;
+            s.decay[v] = before - now;
+            s.factor[v] = top - now;
+            s.highest[r] = now;
+        }
+    }
+    for (int v = 0; v < (tiles - 1) * step + rows; v += W) {
+        Simd::store(s.decay + v, exp(Simd::load(s.decay + v)));
+        Simd::store(s.factor + v, Simd::mul(exp(Simd::load(s.factor + v)), Simd::set(1.0f / kCodeTop)));
+    }
+    for (int t = 0; t < tiles; ++t) {
+        for (int r = 0; r < rows; ++r) {
+            const int v = t * step + r;
+            const F top = Simd::set(s.top[v]);
+            Simd::I codes[kKvTile / W], total = Simd::int_set(0);
+#pragma GCC unroll 16
+            for (int j = 0; j < kKvTile / W; ++j) {
+                codes[j] = weight_codes(Simd::load(s.scores + v * kKvTile + j * W), top);
+                total = Simd::int_add(total, codes[j]);
+            }
+            put(v, codes);
+            s.sum[r] = s.sum[r] * s.decay[v] + static_cast<float>(Simd::int_sum(total)) * s.factor[v];
+        }
+    }
+}
+
+// Few rows leave most of the machine waiting for one tile's maxima: they take several tiles side by side.
+constexpr int kFewRows = 8, kTilesAtOnce = 4;
+QK_INLINE int code_tiles(int rows) { return rows <= kFewRows ? kTilesAtOnce : 1; }
+
+inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
     const int first = tile.lo / 2 * 2;
     for (int j = first; j < tile.hi; j += 2) {
         const auto* even = static_cast<const int8_t*>(tile.row(a.v_cache, j, s.zeros));
@@ -155,14 +183,14 @@ inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, c
     }
     const auto add = [&](int r, int c, Simd::I sum) QK_LAMBDA_INLINE {
         float* out = s.out + r * s.ldo + c;
-        const F kept = Simd::mul(Simd::load(out), Simd::set(s.decay[r]));
-        Simd::store(out, Simd::fma(Simd::to_float(sum), Simd::set(s.factor[r]), kept));
+        const F kept = Simd::mul(Simd::load(out), Simd::set(s.decay[at + r]));
+        Simd::store(out, Simd::fma(Simd::to_float(sum), Simd::set(s.factor[at + r]), kept));
     };
     constexpr int C = kWide ? 4 : 2;
     const int16_t* pairs = s.value_pairs() + static_cast<int64_t>(first) * s.ld;
     const int whole = static_cast<int>(s.ld) / (C * W) * (C * W);
-    dot_all<C>(rows, tile.hi - first, s.weights + first, kKvTile, pairs, s.ld, 0, whole, add);
-    dot_all<1>(rows, tile.hi - first, s.weights + first, kKvTile, pairs, s.ld, whole, static_cast<int>(s.ld), add);
+    dot_all<C>(rows, tile.hi - first, s.weights + at * kKvTile + first, kKvTile, pairs, s.ld, 0, whole, add);
+    dot_all<1>(rows, tile.hi - first, s.weights + at * kKvTile + first, kKvTile, pairs, s.ld, whole, static_cast<int>(s.ld), add);
 }
 
 // Everything of a tile, for the sets without matrix tiles.
@@ -171,13 +199,16 @@ struct CodePath {
     static void query(const AttentionArgs& a, const AttentionScratch& s, int r) {
         s.unit[r] = quantize_query(s.q + r * s.ld, a.head_dim, s.codes + r * s.ldc);
     }
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) { code_scores(a, s, tile, rows); }
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int r, int lo, int hi) {
-        int16_t* weights = s.weights + r * kKvTile;
-        soften_codes(s, r, lo, hi, a.softcap, [&](int j, Simd::I codes) QK_LAMBDA_INLINE { store_codes(weights + j, codes, W); });
+    static int tiles(int rows) { return code_tiles(rows); }
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) { code_scores(a, s, tile, at, rows); }
+    template <class Visible>
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, int tiles, int step, int rows, const Visible& visible) {
+        soften_codes(s, tiles, step, rows, a.softcap, visible, [&](int v, const Simd::I* codes) QK_LAMBDA_INLINE {
+            for (int j = 0; j < kKvTile / W; ++j) Simd::store_shorts(s.weights + v * kKvTile + j * W, codes[j]);
+        });
     }
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) { add_code_values(a, s, tile, rows); }
-    static void close(const AttentionArgs&, const AttentionScratch&, int) {}
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) { add_code_values(a, s, tile, at, rows); }
+    static void close(const AttentionArgs&, float*, int64_t, int) {}
 };
 
 }  // namespace

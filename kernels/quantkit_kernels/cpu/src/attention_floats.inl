@@ -44,11 +44,6 @@ QK_INLINE void product(int rows, int depth, const float* a, int64_t lda, const f
 inline void soften(float* scores, int lo, int hi, float softcap, float* highest, float* sum, float* decay) {
     const float before = *highest, tile = mask_scores(scores, lo, hi, softcap);
     const float now = tile > before ? tile : before;
-    if (now == -__builtin_inff()) {  // nothing visible up to here
-        for (int j = 0; j < kKvTile; j += W) Simd::store(scores + j, Simd::zero());
-        *decay = 1.0f;
-        return;
-    }
     F total = Simd::zero();
     for (int j = 0; j < kKvTile; j += W) {
         const F p = exp(Simd::sub(Simd::load(scores + j), Simd::set(now)));

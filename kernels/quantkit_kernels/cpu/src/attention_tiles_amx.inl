@@ -6,8 +6,9 @@ namespace {
 // Codes of 15 bits as high · 128 + low, both within a signed byte.
 QK_INLINE __m512i high_part(__m512i codes) { return _mm512_srai_epi32(_mm512_add_epi32(codes, _mm512_set1_epi32(64)), 7); }
 QK_INLINE __m512i low_part(__m512i codes, __m512i high) { return _mm512_sub_epi32(codes, _mm512_slli_epi32(high, 7)); }
+template <int Bits>
 QK_INLINE F joined(const int32_t* high, const int32_t* low) {
-    return Simd::to_float(_mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), 7), _mm512_loadu_si512(low)));
+    return Simd::to_float(_mm512_add_epi32(_mm512_slli_epi32(_mm512_loadu_si512(high), Bits), _mm512_loadu_si512(low)));
 }
 
 // 16 × 16 words of 32 bits: out[c][r] = rows[r][c].
@@ -43,22 +44,45 @@ inline const int8_t* whole_row(const void* row, int size, int8_t* room) {
     return room;
 }
 
+// Sums of 16 rows of both planes, [2][16][16] at `sums`, over `steps` times 64 bytes of a row, in tiles High and Low. Tiles
+// are named in the source, so a macro.
+#define QK_MULTIPLY_PLANES(name, High, Low, DOT)                                                                                       \
+    QK_INLINE void name(const void* high, const void* low, int64_t stride, const uint32_t* columns, int steps, int32_t* sums) {        \
+        _tile_zero(High);                                                                                                              \
+        _tile_zero(Low);                                                                                                               \
+        for (int step = 0; step < steps; ++step) {                                                                                     \
+            _tile_loadd(6, columns + step * 256, 64);                                                                                  \
+            _tile_loadd(4, static_cast<const char*>(high) + step * 64, stride);                                                        \
+            _tile_loadd(5, static_cast<const char*>(low) + step * 64, stride);                                                         \
+            DOT(High, 4, 6);                                                                                                           \
+            DOT(Low, 5, 6);                                                                                                            \
+        }                                                                                                                              \
+        _tile_stored(High, sums, 64);                                                                                                  \
+        _tile_stored(Low, sums + 256, 64);                                                                                             \
+    }
+QK_MULTIPLY_PLANES(score_planes_even, 0, 1, _tile_dpbssd)
+QK_MULTIPLY_PLANES(score_planes_odd, 2, 3, _tile_dpbssd)
+QK_MULTIPLY_PLANES(value_planes_even, 0, 1, _tile_dpbusd)
+QK_MULTIPLY_PLANES(value_planes_odd, 2, 3, _tile_dpbusd)
+#undef QK_MULTIPLY_PLANES
+
 struct TilePath {
-    // Two planes of signed bytes, high then low: q [padded rows][ldc] and weights [padded rows][kKvTile].
+    // Two planes of bytes, high then low: q [padded rows][ldc], signed, high · 128 + low; and weights [padded rows][kKvTile],
+    // unsigned, high · 256 + low, position 16·q + 4·l + e of a tile at 16·l + 4·q + e.
     static int8_t* query_bytes(const AttentionScratch& s) { return reinterpret_cast<int8_t*>(s.codes); }
-    static int8_t* weight_bytes(const AttentionScratch& s) { return reinterpret_cast<int8_t*>(s.weights); }
+    static uint8_t* weight_bytes(const AttentionScratch& s) { return reinterpret_cast<uint8_t*>(s.weights); }
 
     static void open(const AttentionArgs&, const AttentionScratch&, int rows) {
         TileShape shape;
         for (int tile = 0; tile < 6; ++tile) shape.rows[tile] = static_cast<uint8_t>(least(rows, 16));
         _tile_loadconfig(&shape);
     }
-    static void close(const AttentionArgs& a, const AttentionScratch& s, int rows) {
+    static void close(const AttentionArgs& a, float* sums, int64_t stride, int rows) {
         _tile_release();
         // Columns of value tiles are channels 16·l + 4·t + e at 16·t + 4·l + e: back into order, 64 at a time.
         for (int r = 0; r < rows; ++r) {
             for (int c = 0; c < a.head_dim; c += 64) {
-                float* out = s.out + r * s.ldo + c;
+                float* out = sums + r * stride + c;
                 const F t0 = Simd::load(out), t1 = Simd::load(out + 16), t2 = Simd::load(out + 32), t3 = Simd::load(out + 48);
                 const F low = _mm512_shuffle_f32x4(t0, t1, 0x44), high = _mm512_shuffle_f32x4(t0, t1, 0xee);
                 const F low2 = _mm512_shuffle_f32x4(t2, t3, 0x44), high2 = _mm512_shuffle_f32x4(t2, t3, 0xee);
@@ -87,7 +111,9 @@ struct TilePath {
         }
     }
 
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) {
+    static int tiles(int rows) { return code_tiles(rows); }
+
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
         auto* keys = reinterpret_cast<uint32_t*>(s.keys);  // [positions / 16][ldc / 64][16][16]
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64, groups = (tile.hi + 15) / 16;
@@ -96,41 +122,38 @@ struct TilePath {
             for (int i = 0; i < 16; ++i) source[i] = whole_row(tile.row(a.k_cache, g * 16 + i, s.zeros), a.head_dim, room + i * s.ldc);
             for (int c = 0; c < chunks; ++c) transpose_words(source, c * 64, keys + (g * chunks + c) * 256);
         }
-        int32_t* sum = s.sums;
         const int8_t* q = query_bytes(s);
         const int64_t low = plane(a) * s.ldc;
         for (int r = 0; r < rows; r += 16) {
+            // All sums of a block of rows go out before the first is read: a load just behind a tile's store waits for it.
             for (int g = tile.lo / 16; g < groups; ++g) {
-                _tile_zero(0);
-                _tile_zero(1);
-                for (int c = 0; c < chunks; ++c) {
-                    _tile_loadd(6, keys + (g * chunks + c) * 256, 64);
-                    _tile_loadd(4, q + r * s.ldc + c * 64, s.ldc);
-                    _tile_dpbssd(0, 4, 6);
-                    _tile_loadd(5, q + low + r * s.ldc + c * 64, s.ldc);
-                    _tile_dpbssd(1, 5, 6);
-                }
-                _tile_stored(0, sum, 64);
-                _tile_stored(1, sum + 256, 64);
+                const uint32_t* k = keys + g * chunks * 256;
+                if (g % 2) score_planes_odd(q + r * s.ldc, q + low + r * s.ldc, s.ldc, k, chunks, s.sums + g * 512);
+                else score_planes_even(q + r * s.ldc, q + low + r * s.ldc, s.ldc, k, chunks, s.sums + g * 512);
+            }
+            for (int g = tile.lo / 16; g < groups; ++g) {
+                const int32_t* sum = s.sums + g * 512;
                 for (int m = 0; m < least(16, rows - r); ++m) {
-                    const F score = Simd::mul(joined(sum + m * 16, sum + 256 + m * 16), Simd::set(s.unit[r + m]));
-                    Simd::store(s.scores + (r + m) * kKvTile + g * 16, score);
+                    const F score = Simd::mul(joined<7>(sum + m * 16, sum + 256 + m * 16), Simd::set(s.unit[r + m]));
+                    Simd::store(s.scores + (at + r + m) * kKvTile + g * 16, score);
                 }
             }
         }
     }
 
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int r, int lo, int hi) {
-        int8_t* high = weight_bytes(s) + r * kKvTile;
-        int8_t* low = high + plane(a) * kKvTile;
-        soften_codes(s, r, lo, hi, a.softcap, [&](int j, __m512i codes) QK_LAMBDA_INLINE {
-            const __m512i top = high_part(codes);
-            Simd::store_bytes(high + j, top);
-            Simd::store_bytes(low + j, low_part(codes, top));
+    template <class Visible>
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, int tiles, int step, int rows, const Visible& visible) {
+        uint8_t* high = weight_bytes(s);
+        uint8_t* low = high + plane(a) * kKvTile;
+        soften_codes(s, tiles, step, rows, a.softcap, visible, [&](int v, const __m512i* codes) QK_LAMBDA_INLINE {
+            const __m512i front = _mm512_packus_epi32(codes[0], codes[1]), back = _mm512_packus_epi32(codes[2], codes[3]);
+            const __m512i byte = _mm512_set1_epi16(255);
+            _mm512_storeu_si512(low + v * kKvTile, _mm512_packus_epi16(_mm512_and_si512(front, byte), _mm512_and_si512(back, byte)));
+            _mm512_storeu_si512(high + v * kKvTile, _mm512_packus_epi16(_mm512_srli_epi16(front, 8), _mm512_srli_epi16(back, 8)));
         });
     }
 
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) {
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
         auto* held = reinterpret_cast<uint32_t*>(s.values);  // [ldc / 64][4][positions / 4][16]
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64;
@@ -142,31 +165,30 @@ struct TilePath {
                 const __m512i r2 = _mm512_loadu_si512(source[2] + c * 64), r3 = _mm512_loadu_si512(source[3] + c * 64);
                 const __m512i front = _mm512_unpacklo_epi8(r0, r1), back = _mm512_unpackhi_epi8(r0, r1);
                 const __m512i front2 = _mm512_unpacklo_epi8(r2, r3), back2 = _mm512_unpackhi_epi8(r2, r3);
-                uint32_t* out = held + c * 1024 + j / 4 * 16;
+                uint32_t* out = held + c * 1024 + (j / 4 % 4 * 4 + j / 16) * 16;  // in the order of the weights
                 _mm512_storeu_si512(out, _mm512_unpacklo_epi16(front, front2));
                 _mm512_storeu_si512(out + 256, _mm512_unpackhi_epi16(front, front2));
                 _mm512_storeu_si512(out + 512, _mm512_unpacklo_epi16(back, back2));
                 _mm512_storeu_si512(out + 768, _mm512_unpackhi_epi16(back, back2));
             }
         }
-        int32_t* sum = s.sums;
-        const int8_t* weights = weight_bytes(s);
+        const uint8_t* weights = weight_bytes(s) + at * kKvTile;
         const int64_t low = plane(a) * kKvTile;
         for (int r = 0; r < rows; r += 16) {
-            _tile_loadd(4, weights + r * kKvTile, kKvTile);
-            _tile_loadd(5, weights + low + r * kKvTile, kKvTile);
-            for (int t = 0; t < 4 * chunks; ++t) {
-                _tile_zero(0);
-                _tile_zero(1);
-                _tile_loadd(6, held + t * 256, 64);
-                _tile_dpbssd(0, 4, 6);
-                _tile_dpbssd(1, 5, 6);
-                _tile_stored(0, sum, 64);
-                _tile_stored(1, sum + 256, 64);
+            for (int c = 0; c < chunks; ++c) {
+                for (int t = 0; t < 4; ++t) {
+                    const uint32_t* v = held + (4 * c + t) * 256;
+                    if (t % 2) value_planes_odd(weights + r * kKvTile, weights + low + r * kKvTile, kKvTile, v, 1, s.sums + t * 512);
+                    else value_planes_even(weights + r * kKvTile, weights + low + r * kKvTile, kKvTile, v, 1, s.sums + t * 512);
+                }
                 for (int m = 0; m < least(16, rows - r); ++m) {
-                    float* out = s.out + (r + m) * s.ldo + t * 16;
-                    const F kept = Simd::mul(Simd::load(out), Simd::set(s.decay[r + m]));
-                    Simd::store(out, Simd::fma(joined(sum + m * 16, sum + 256 + m * 16), Simd::set(s.factor[r + m]), kept));
+                    const F decay = Simd::set(s.decay[at + r + m]), factor = Simd::set(s.factor[at + r + m]);
+#pragma GCC unroll 4
+                    for (int t = 0; t < 4; ++t) {
+                        const int32_t* sum = s.sums + t * 512 + m * 16;
+                        float* out = s.out + (r + m) * s.ldo + c * 64 + t * 16;
+                        Simd::store(out, Simd::fma(joined<8>(sum, sum + 256), factor, Simd::mul(Simd::load(out), decay)));
+                    }
                 }
             }
         }

@@ -16,6 +16,10 @@ struct Plan {
     int32_t panels_per_chunk;
     int32_t panel_chunks;
     const QueryTile* tiles;
+    // Attention whose items are cut by position: chunks an item, room for their results and how many are there already.
+    int32_t splits;
+    float* parts;
+    int32_t* arrived;
 };
 
 struct Task {
@@ -41,6 +45,7 @@ constexpr int kDepthBlock = 128; // input channels of a dequantized tile
 constexpr int kFewestTileRows = 9;  // from so many rows on matrix tiles pay
 constexpr int kDotPanels = 2;      // panels that many rows pass over at once
 constexpr int kKvTile = 64;      // positions of a KV tile, aligned to absolute positions
+constexpr int kKvSplit = 512;    // positions summed up on their own, aligned likewise, before they join the rest
 
 extern const KernelSet kPortableKernels;
 #if QK_X86

@@ -33,6 +33,8 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int kElementsPerChunk = 8192;
 // Chunks a thread should get of a product, so that the last ones even out.
 constexpr int kChunksPerThread = 6;
+// Attention of so many items a thread is not cut by position as well.
+constexpr int kItemsPerThread = 8;
 
 }  // namespace
 
@@ -58,6 +60,9 @@ struct List {
     std::vector<int32_t> chunks;
     std::vector<std::vector<QueryTile>> tiles;  // by attention node, empty where an earlier node's are shared
     std::vector<int32_t> tiles_from;            // node whose tiles this node uses, -1 if not attention
+    std::vector<int32_t> tile_counts;           // by attention node with tiles of its own
+    Floats parts;                               // of the attention that is cut by position
+    std::vector<int32_t> arrived;
     std::vector<Floats> scratch;
     const KernelSet* kernels = nullptr;
     int threads = 1;
@@ -66,13 +71,14 @@ struct List {
 
     void plan_rows(int node, int count, int width) {
         const int per_chunk = std::max(1, kElementsPerChunk / std::max(1, width));
-        plans[node] = {ceil_div(count, per_chunk), per_chunk, 0, 0, nullptr};
+        plans[node] = {ceil_div(count, per_chunk), per_chunk, 0, 0, nullptr, 0, nullptr, nullptr};
     }
 
     void plan_product(int node, int count) {
         const LinearArgs a(nodes[node]);
         Plan& plan = plans[node];
-        const int blocks = std::max(1, ceil_div(count, kRowBlock));
+        int blocks = std::max(1, ceil_div(count, kRowBlock));
+        if (threads > 1 && blocks > 1) blocks += blocks % 2;  // threads come from both ends
         plan.rows_per_chunk = std::max(1, ceil_div(count, blocks));
         if (blocks > 1) plan.rows_per_chunk = ceil_div(plan.rows_per_chunk, kRowUnit) * kRowUnit;
         const int unit = a.codes ? kDotPanels : count <= kernels->gemv_rows ? kernels->gemv_panels : 1;
@@ -85,22 +91,31 @@ struct List {
     void plan_attention(int node, int sequences) {
         const AttentionArgs a(nodes[node]);
         const int source = tiles_from[node];
-        Plan& plan = plans[node];
-        if (source != node) {
-            plan.tiles = plans[source].tiles;
-            plan.chunks = plans[source].chunks / AttentionArgs(nodes[source]).num_kv_heads * a.num_kv_heads;
-            return;
-        }
-        QueryTile* out = tiles[node].data();
-        int count = 0;
-        for (int b = 0; b < sequences; ++b) {
-            const int fresh = a.query_start[b + 1] - a.query_start[b];
-            for (int first = 0; first < fresh; first += a.queries()) {
-                out[count++] = {b, first, std::min(a.queries(), fresh - first)};
+        if (source == node) {
+            QueryTile* out = tiles[node].data();
+            int count = 0;
+            for (int b = 0; b < sequences; ++b) {
+                const int fresh = a.query_start[b + 1] - a.query_start[b];
+                for (int first = 0; first < fresh; first += a.queries()) {
+                    out[count++] = {b, first, std::min(a.queries(), fresh - first)};
+                }
             }
+            tile_counts[node] = count;
         }
-        plan.tiles = out;
-        plan.chunks = count * a.num_kv_heads;
+        const int items = tile_counts[source] * a.num_kv_heads;
+        const int splits = items <= kItemsPerThread * threads && threads > 1 ? splits_of(a, sequences) : 0;
+        plans[node] = {items * std::max(1, splits), 0, 0, 0, tiles[source].data(), splits, parts.get(), arrived.data()};
+    }
+
+    // Splits of the longest sequence, 0 where there is but one or a sequence has more than one new token.
+    static int splits_of(const AttentionArgs& a, int sequences) {
+        int splits = 1;
+        for (int b = 0; b < sequences; ++b) {
+            const int fresh = a.query_start[b + 1] - a.query_start[b], last = a.seq_lens[b] - 1;
+            if (fresh > 1) return 0;
+            if (fresh == 1) splits = std::max(splits, last / kKvSplit - a.first_seen(last) / kKvSplit + 1);
+        }
+        return splits > 1 ? splits : 0;
     }
 
     void plan_step(int32_t step_tokens, int32_t sequences, int32_t step_rows) {
@@ -147,11 +162,15 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
     list->tiles_from.assign(count, -1);
     list->kernels = kernels;
     list->threads = threads;
-    int64_t floats = 16;
+    list->tile_counts.assign(count, 0);
+    list->arrived.assign(kItemsPerThread * threads, 0);
+    int64_t floats = 16, part_floats = 16;
     for (int32_t n = 0; n < count; ++n) {
         floats = std::max(floats, kernels->scratch(nodes[n]));
         if (nodes[n].op != kPagedAttention) continue;
         const AttentionArgs a(nodes[n]);
+        const int64_t splits = ceil_div(a.table_width * a.block_size, kKvSplit);
+        part_floats = std::max(part_floats, kItemsPerThread * threads * splits * a.part_floats());
         list->tiles_from[n] = n;
         for (int32_t earlier = 0; earlier < n; ++earlier) {
             if (list->tiles_from[earlier] != earlier) continue;
@@ -164,12 +183,11 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
         // Every sequence may leave one tile part empty.
         if (list->tiles_from[n] == n) list->tiles[n].resize(ceil_div(a.max_tokens, a.queries()) + a.max_sequences);
     }
-    for (int32_t thread = 0; thread < threads; ++thread) {
-        list->scratch.push_back(aligned_floats(floats));
-        if (!list->scratch.back()) {
-            last_error = "out of memory for the threads' scratch";
-            return nullptr;
-        }
+    list->parts = aligned_floats(part_floats);
+    for (int32_t thread = 0; thread < threads; ++thread) list->scratch.push_back(aligned_floats(floats));
+    if (!list->parts || std::any_of(list->scratch.begin(), list->scratch.end(), [](const Floats& room) { return !room; })) {
+        last_error = "out of memory for the threads' scratch";
+        return nullptr;
     }
     return list.release();
 }

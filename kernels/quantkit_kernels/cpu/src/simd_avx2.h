@@ -43,6 +43,9 @@ struct Simd {
     static F power_of_two(F n) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
     }
+    static F times_power_of_two(F x, F n) {
+        return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
+    }
     static F zero_below(F x, F limit, F y) { return _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), y); }
     static F keep_lanes(F x, F other, int lo, int hi) {
         const __m256i keep = _mm256_and_si256(_mm256_cmpgt_epi32(lanes(), _mm256_set1_epi32(lo - 1)), first(hi));
@@ -103,6 +106,10 @@ struct Simd {
     static void store_bytes(int8_t* p, I x) {
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
         _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+    }
+    static void store_shorts(int16_t* p, I x) {
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(x, x), 0x08);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
     }
     static F to_float(I x) { return _mm256_cvtepi32_ps(x); }
     static I broadcast(const int8_t* x) {

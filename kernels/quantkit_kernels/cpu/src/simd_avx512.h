@@ -34,6 +34,7 @@ struct Simd {
     static F power_of_two(F n) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
     }
+    static F times_power_of_two(F x, F n) { return _mm512_scalef_ps(x, n); }
     static F zero_below(F x, F limit, F y) {
         return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, limit, _CMP_LT_OQ), _mm512_setzero_ps());
     }
@@ -84,6 +85,7 @@ struct Simd {
     static I to_int(F x) { return _mm512_cvtps_epi32(x); }
     static int32_t int_sum(I x) { return _mm512_reduce_add_epi32(x); }
     static void store_bytes(int8_t* p, I x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x)); }
+    static void store_shorts(int16_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x)); }
     static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
     static I broadcast(const int8_t* x) {
         int32_t word;

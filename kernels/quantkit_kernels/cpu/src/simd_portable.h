@@ -54,6 +54,8 @@ struct Simd {
         return (x + magic) - magic;
     }
     static F power_of_two(F n) { return reinterpret_cast<F>((__builtin_convertvector(n, I) + 127) << 23); }
+    // x · 2^n where neither x nor the result is zero or subnormal.
+    static F times_power_of_two(F x, F n) { return reinterpret_cast<F>(reinterpret_cast<I>(x) + (__builtin_convertvector(n, I) << 23)); }
     // y, but exactly zero in lanes where x < limit.
     static F zero_below(F x, F limit, F y) { return x < limit ? zero() : y; }
     // x in lanes lo <= i < hi, else other.
@@ -108,6 +110,9 @@ struct Simd {
     // To the nearest integer, ties to even; |x| < 2^22.
     static I to_int(F x) { return __builtin_convertvector(round(x), I); }
     static int32_t int_sum(I x) { return x[0] + x[1] + x[2] + x[3]; }
+    static void store_shorts(int16_t* p, I x) {
+        for (int i = 0; i < W; ++i) p[i] = static_cast<int16_t>(x[i]);
+    }
     // Lanes within -128..127 as bytes.
     static void store_bytes(int8_t* p, I x) {
         for (int i = 0; i < W; ++i) p[i] = static_cast<int8_t>(x[i]);

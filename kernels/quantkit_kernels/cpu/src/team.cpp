@@ -81,26 +81,30 @@ Team::~Team() {
     for (std::thread& thread : workers_) thread.join();
 }
 
-uint64_t Team::cursor_at(const Job& job, int32_t node) const {
+Team::Cursor Team::cursor_at(const Job& job, int32_t node) const {
     while (node < job.nodes && job.chunks[node] == 0) ++node;
-    if (node == job.nodes) return static_cast<uint64_t>(kIdle) << 32;
-    return static_cast<uint64_t>(node) << 32 | static_cast<uint32_t>(job.chunks[node]);
+    if (node == job.nodes) return {kIdle, 0, 0};
+    return {static_cast<uint32_t>(node), 0, static_cast<uint32_t>(job.chunks[node])};
 }
 
 // Claims one chunk and runs it; false where the node at hand has none left. The node and its unclaimed chunks are one
 // atomic value and job_ is read only while holding a claim, so a thread that lags can never touch a step that is over.
 bool Team::claim_and_run(int thread) {
+    const bool from_back = 2 * thread > static_cast<int>(workers_.size());
     uint64_t seen = cursor_.load(std::memory_order_acquire);
-    for (;;) {
-        if (seen >> 32 == kIdle || (seen & 0xffffffffu) == 0) return false;
-        if (cursor_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) break;
-    }
-    const auto node = static_cast<int32_t>(seen >> 32);
+    Cursor at;
+    uint32_t chunk;
+    do {
+        at = Cursor::of(seen);
+        if (at.front == at.back) return false;
+        chunk = from_back ? --at.back : at.front++;
+    } while (!cursor_.compare_exchange_weak(seen, at.packed(), std::memory_order_acq_rel, std::memory_order_acquire));
+    const auto node = static_cast<int32_t>(at.node);
     const int32_t chunks = job_.chunks[node];
-    job_.run(job_.context, node, chunks - static_cast<int32_t>(seen & 0xffffffffu), thread);
+    job_.run(job_.context, node, static_cast<int32_t>(chunk), thread);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) {
         done_.store(0, std::memory_order_relaxed);
-        cursor_.store(cursor_at(job_, node + 1), std::memory_order_release);
+        cursor_.store(cursor_at(job_, node + 1).packed(), std::memory_order_release);
     }
     return true;
 }
@@ -114,10 +118,10 @@ void Team::run(const Job& job) {
         }
         return;
     }
-    const uint64_t start = cursor_at(job, 0);
-    if (start >> 32 == kIdle) return;
+    const Cursor start = cursor_at(job, 0);
+    if (start.node == kIdle) return;
     job_ = job;
-    cursor_.store(start, std::memory_order_seq_cst);
+    cursor_.store(start.packed(), std::memory_order_seq_cst);
     if (parked_.load(std::memory_order_seq_cst) > 0) {
         { const std::lock_guard<std::mutex> lock(parking_); }
         wake_.notify_all();

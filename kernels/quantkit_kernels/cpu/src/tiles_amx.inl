@@ -17,8 +17,10 @@ struct alignas(64) TileShape {
 // INT8 zero points may not fit a byte once subtracted; 4-bit ones do.
 inline bool use_tiles(const LinearArgs& a, int rows) { return rows >= kFewestTileRows && !(a.dtype == kI8 && a.zero); }
 
-// [stride / 4][kPanel] words of widened weights, then the sums of a batch.
-inline int64_t tile_scratch(const LinearArgs& a) { return static_cast<int64_t>(a.stride()) / 4 * kPanel + kBatch * 256; }
+// [stride / 4][kPanel] words of widened weights, the sums of a batch, [blocks][kPanel] scales.
+inline int64_t tile_scratch(const LinearArgs& a) {
+    return static_cast<int64_t>(a.stride()) / 4 * kPanel + kBatch * 256 + static_cast<int64_t>(a.blocks()) * kPanel;
+}
 
 // One panel's codes as signed bytes less their zero points.
 inline void widen_panel(const LinearArgs& a, int panel, uint32_t* out) {
@@ -64,50 +66,91 @@ QK_SUM_BLOCK(2, 4, 5)
 QK_SUM_BLOCK(3, 6, 7)
 #undef QK_SUM_BLOCK
 
-// 16 rows by one vector of outputs.
-inline void tile_outputs(const LinearArgs& a, int64_t row, int rows, int panel, int c, const uint32_t* weights, int32_t* sums) {
-    const int per_group = a.per_group(), blocks = a.blocks();
+// Walks the blocks of a row in order: where each begins and how many steps it has.
+struct BlockWalk {
+    const LinearArgs& a;
+    int at = 0, left;
+    explicit BlockWalk(const LinearArgs& args) : a(args), left(args.group) {}
+    int steps() const { return (least(kBlock, left) + kStep - 1) / kStep; }
+    void next() {
+        at += steps() * kStep;
+        left -= kBlock;
+        if (left <= 0) left = a.group;
+    }
+};
+
+// Adds `Count` blocks' sums, scaled, to the totals of 16 rows.
+template <int Count>
+QK_INLINE void add_batch(F (&total)[kTileRows16], const int32_t* sums, const float* scale, const float* x_scale, int blocks) {
+    for (int t = 0; t < Count; ++t) {
+        const F of_block = Simd::load(scale + t * kPanel);
+#pragma GCC unroll 16
+        for (int m = 0; m < kTileRows16; ++m) {
+            const F factor = Simd::mul(of_block, Simd::set(x_scale[m * blocks + t]));
+            total[m] = Simd::fma(Simd::to_float(_mm512_load_si512(sums + t * 256 + m * W)), factor, total[m]);
+        }
+    }
+}
+
+// 16 rows by one vector of outputs; `scale` [blocks][kPanel].
+inline void tile_outputs(const LinearArgs& a, int64_t row, int rows, int column, const uint32_t* weights, const float* scale, int32_t* sums) {
+    const int blocks = a.blocks();
     const int64_t stride = a.stride();
     const int8_t* x = a.codes + row * stride;
     const float* x_scale = a.x_scale + row * blocks;
-    const int64_t parameter = static_cast<int64_t>(panel) * a.groups * kPanel + c * W;
     F total[kTileRows16];
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows16; ++m) total[m] = Simd::zero();
-    for (int block0 = 0; block0 < blocks; block0 += kBatch) {
-        const int count = least(kBatch, blocks - block0);
-        for (int t = 0; t < count; ++t) {
-            const int g = (block0 + t) / per_group, j = (block0 + t) % per_group;
-            const int steps = (least(kBlock, a.group - j * kBlock) + kStep - 1) / kStep;
-            const int at = g * a.group_stride() + j * kBlock;
-            const uint32_t* w = weights + at / 4 * kPanel + c * W;
-            switch (t) {
-                case 0: sum_block_0(x + at, stride, w, steps, sums); break;
-                case 1: sum_block_1(x + at, stride, w, steps, sums); break;
-                case 2: sum_block_2(x + at, stride, w, steps, sums); break;
-                default: sum_block_3(x + at, stride, w, steps, sums); break;
-            }
+    BlockWalk walk(a);
+    for (int block = 0; block < blocks;) {
+        const auto sum = [&](auto tile) QK_LAMBDA_INLINE {
+            const uint32_t* w = weights + walk.at / 4 * kPanel;
+            constexpr int T = decltype(tile)::value;
+            if constexpr (T == 0) sum_block_0(x + walk.at, stride, w, walk.steps(), sums);
+            if constexpr (T == 1) sum_block_1(x + walk.at, stride, w, walk.steps(), sums);
+            if constexpr (T == 2) sum_block_2(x + walk.at, stride, w, walk.steps(), sums);
+            if constexpr (T == 3) sum_block_3(x + walk.at, stride, w, walk.steps(), sums);
+            walk.next();
+        };
+        const float* of_batch = scale + static_cast<int64_t>(block) * kPanel;
+        sum(Int<0>{});
+        if (blocks - block >= kBatch) {
+            sum(Int<1>{});
+            sum(Int<2>{});
+            sum(Int<3>{});
+            add_batch<kBatch>(total, sums, of_batch, x_scale + block, blocks);
+            block += kBatch;
+        } else {
+            add_batch<1>(total, sums, of_batch, x_scale + block, blocks);
+            ++block;
         }
-        for (int t = 0; t < count; ++t) {
-            const int block = block0 + t;
-            const F scale = scale_at(a, parameter + block / per_group * kPanel, 1.0f);
-            const int32_t* sum = sums + t * 256;
+    }
+    if (rows == kTileRows16 && column + W <= a.n && !a.bias && !(a.softcap > 0)) {
+        float* out = a.out + row * a.n + column;
 #pragma GCC unroll 16
-            for (int m = 0; m < kTileRows16; ++m) {
-                const F factor = Simd::mul(scale, Simd::set(x_scale[m * blocks + block]));
-                total[m] = Simd::fma(Simd::to_float(_mm512_load_si512(sum + m * W)), factor, total[m]);
-            }
-        }
+        for (int m = 0; m < kTileRows16; ++m) Simd::store(out + static_cast<int64_t>(m) * a.n, total[m]);
+        return;
     }
 #pragma GCC unroll 16
     for (int m = 0; m < kTileRows16; ++m) {
-        if (m < rows) write_out(a, row + m, panel * kPanel + c * W, total[m]);
+        if (m < rows) write_out(a, row + m, column, total[m]);
+    }
+}
+
+// A panel's scales as floats, one row of them a block.
+inline void spread_scales(const LinearArgs& a, int panel, float* out) {
+    const int64_t parameter = static_cast<int64_t>(panel) * a.groups * kPanel;
+    for (int g = 0; g < a.groups; ++g) {
+        for (int j = 0; j < a.per_group(); ++j, out += kPanel) {
+            for (int c = 0; c < kVectors; ++c) Simd::store(out + c * W, scale_at(a, parameter + g * kPanel + c * W, 1.0f));
+        }
     }
 }
 
 void tile_chunk(const LinearArgs& a, int64_t row, int rows, int panel, int panels, float* scratch) {
     auto* weights = reinterpret_cast<uint32_t*>(scratch);
     auto* sums = reinterpret_cast<int32_t*>(scratch) + static_cast<int64_t>(a.stride()) / 4 * kPanel;
+    auto* scale = reinterpret_cast<float*>(sums) + kBatch * 256;
     const TileShape shape;
     _tile_loadconfig(&shape);
     for (int p = panel; p < panel + panels; ++p) {
@@ -120,8 +163,11 @@ void tile_chunk(const LinearArgs& a, int64_t row, int rows, int panel, int panel
         } else {
             widen_panel(a, p, weights);
         }
+        spread_scales(a, p, scale);
         for (int r = 0; r < rows; r += kTileRows16) {
-            for (int c = 0; c < kVectors; ++c) tile_outputs(a, row + r, least(kTileRows16, rows - r), p, c, w, sums);
+            for (int c = 0; c < kVectors; ++c) {
+                tile_outputs(a, row + r, least(kTileRows16, rows - r), p * kPanel + c * W, w + c * W, scale + c * W, sums);
+            }
         }
     }
     _tile_release();
