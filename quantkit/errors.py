@@ -6,6 +6,8 @@ Exit codes (ARCHITECTURE, conventions): 0 pass · 1 internal · 2 recipe or usag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class QuantkitError(Exception):
     """A mistake or a circumstance the user can act on; printed as one line, never as a traceback.
@@ -17,6 +19,8 @@ class QuantkitError(Exception):
     """
 
     exit_code = 1
+    others: tuple[QuantkitError, ...] = ()
+    """What else is wrong, where one look found several problems."""
 
     def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
         self.what, self.where, self.next = what, where, next
@@ -32,6 +36,13 @@ class RecipeError(QuantkitError):
     """A recipe or a command line that cannot be followed."""
 
     exit_code = 2
+
+    @classmethod
+    def of(cls, problems: Sequence[RecipeError]) -> RecipeError:
+        """The first of some problems, with the others."""
+        first, *others = problems
+        first.others = (*first.others, *(one for other in others for one in (other, *other.others)))
+        return first
 
 
 class PreflightError(QuantkitError):

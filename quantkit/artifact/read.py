@@ -120,6 +120,10 @@ def open_artifact(path: Path | str, *, check: Check = "full") -> Artifact:
         raise CheckpointError(
             "is no artifact: there is no such folder", where=str(folder), next="quantkit build RECIPE"
         )
+    if not (folder / layout.MANIFEST).exists():
+        raise CheckpointError(
+            f"is no artifact: it holds no {layout.MANIFEST}", where=str(folder), next="quantkit build RECIPE"
+        )
     found = _payload_files(folder)
     manifest = parse_manifest(_read_small(folder, layout.MANIFEST, found), where=str(folder / layout.MANIFEST))
     _check_files(folder, manifest.files, found, check)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 from quantkit.build.decisions import Decisions, decide
 from quantkit.calibration.hub import HUB, hub_files
 from quantkit.errors import RecipeError
+from quantkit.gate.policy import Policy, load_policy, packaged_policies
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
 from quantkit.profile import Profile, read_profile
@@ -22,6 +25,7 @@ from quantkit.recipe.load import LoadedRecipe
 from quantkit.runtime.isa import instruction_set
 from quantkit.userpath import user_path
 
+T = TypeVar("T")
 _LIBRARIES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "gguf")
 _DEFAULT_LENGTH = 2048
 _WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
@@ -52,6 +56,17 @@ class Outline:
         """The traffic profile that calibration follows; RecipeError names its line that is wrong."""
         path = self._profile_file()
         return None if path is None else read_profile(path)
+
+    def policy(self) -> Policy:
+        """What the gate decides by; RecipeError names the recipe's line where there is no such policy."""
+        name = self.loaded.recipe.gate.policy
+        if not Path(name).suffix and name not in packaged_policies():
+            raise RecipeError(
+                f"there is no policy {name!r}",
+                where=self.loaded.where("gate", "policy"),
+                next=f"Use {' or '.join(packaged_policies())}, or the path of a YAML file",
+            )
+        return load_policy(name, self.loaded.base)
 
     def profile_digest(self) -> str | None:
         """sha256 of the profile's file."""
@@ -101,11 +116,25 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     """The recipe laid over an architecture; raises every static problem, with the recipe's line."""
     program = fuse(build_program(spec))
     program_from_json(program_to_json(program), f"{loaded.recipe.model.source}: config.json")  # what readers refuse
-    made = Outline(loaded, spec, program, decide(loaded, program), _served_length(loaded, program))
-    for section in ("calibration", "gate"):
-        made.data_files(section)
-    made.data_files("gate", "prompts")
-    made.profile()
+    problems: list[RecipeError] = []
+
+    def settled(what: Callable[[], T]) -> T | None:
+        try:
+            return what()
+        except RecipeError as problem:
+            problems.append(problem)
+            return None
+
+    decisions = settled(lambda: decide(loaded, program))
+    length = settled(lambda: _served_length(loaded, program))
+    made = Outline(loaded, spec, program, decisions or Decisions({}, "", 0.0), length or 0)
+    settled(lambda: made.data_files("calibration"))
+    settled(made.profile)
+    settled(lambda: made.data_files("gate"))
+    settled(lambda: made.data_files("gate", "prompts"))
+    settled(made.policy)
+    if problems:
+        raise RecipeError.of(problems)
     return made
 
 

@@ -61,16 +61,17 @@ def decide(loaded: LoadedRecipe, program: Program) -> Decisions:
     if section.allocation is not None:
         found = read_allocation(loaded.file(section.allocation, "quantization", "allocation"), units)
         allowed = {group: (scheme,) for group, scheme in found.items()}
+    missed = []
     for i, override in enumerate(section.overrides):
         matched = [group for group in units if fnmatchcase(group, override.match)]
         if not matched:
-            raise RecipeError(
-                f"override {override.match!r} matches no group",
-                where=loaded.where("quantization", "overrides", i, "match"),
-                next=_group_hint(override.match, list(units)),
-            )
+            where = loaded.where("quantization", "overrides", i, "match")
+            hint = _group_hint(override.match, list(units))
+            missed.append(RecipeError(f"override {override.match!r} matches no group", where=where, next=hint))
         for group in matched:
             allowed[group] = (override.scheme,)
+    if missed:
+        raise RecipeError.of(missed)
     allowed = {group: tuple(dict.fromkeys(schemes)) for group, schemes in allowed.items()}
     _check_group_sizes(loaded, units, allowed)
     return Decisions(allowed, section.lm_head, *_budget(loaded, program, units, allowed))

@@ -90,7 +90,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except QuantkitError as error:
-        return _fail(str(error), error.exit_code, debug)
+        code = _fail(str(error), error.exit_code, debug)
+        for other in error.others:
+            print(f"quantkit: {_one_line(str(other))}", file=sys.stderr)
+        return code
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted; run the same command to go on", INTERRUPTED, debug)
     except BrokenPipeError:  # the reader of our output went away

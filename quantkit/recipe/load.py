@@ -122,7 +122,7 @@ def _apply(option: str, data: dict[str, Any], places: dict[Loc, str]) -> None:
 
 
 def _as_recipe_error(error: ValidationError, source: YamlSource) -> RecipeError:
-    """The first problem in the file, unknown keys before others, as one line; the count of the rest is told."""
+    """The problems in the file, a line each, unknown keys before others."""
     problems = []
     for item in error.errors(include_url=False):
         loc = tuple(item["loc"])
@@ -132,9 +132,7 @@ def _as_recipe_error(error: ValidationError, source: YamlSource) -> RecipeError:
         order = (not typo, int(line) if line.isdigit() else 0)
         problems.append((order, where, _message(dict(item), loc)))
     problems.sort(key=lambda problem: problem[0])
-    _, where, message = problems[0]
-    more = f"({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
-    return RecipeError(message, where=where, next=more)
+    return RecipeError.of([RecipeError(message, where=where) for _, where, message in problems])
 
 
 _KINDS = {

@@ -28,8 +28,9 @@ def nearest(word: str, known: list[str]) -> str:
 
 def _scheme_among(known: list[str]) -> AfterValidator:
     def check(name: str) -> str:
-        if name not in known:
-            raise ValueError(f"unknown scheme {name!r}; {nearest(name.upper(), known)}")
+        if name not in known:  # the same bits before the same letters: W4A15 is no W8A16
+            alike = [one for one in known if one[:2] == name[:2].upper()]
+            raise ValueError(f"unknown scheme {name!r}; {nearest(name.upper(), alike or known)}")
         return name
 
     return AfterValidator(check)
@@ -73,7 +74,7 @@ ByteCount = Annotated[
 
 def _in_words(reason: str) -> str:
     if not reason.isprintable() or len(reason.strip()) < _LEAST_REASON:
-        raise ValueError("a reason is a few words, without hidden characters")
+        raise ValueError(f"a reason has at least {_LEAST_REASON} characters, none of them hidden")
     return reason.strip()
 
 

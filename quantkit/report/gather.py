@@ -175,9 +175,9 @@ def _facts(run: Mapping[str, Any] | None, stage: str) -> Mapping[str, Any]:
 def _commands(artifact: Artifact, run: Mapping[str, Any] | None) -> tuple[str, ...]:
     recipe = str((run or {}).get("recipe_file") or "recipe.yaml")
     sets = [f"--set {shlex.quote(option)}" for option in ((run or {}).get("recipe") or {}).get("set", ())]
-    folder = shlex.quote(artifact.folder.name)
+    folder = shlex.quote(str(artifact.folder))
     return (
-        " ".join(["quantkit build", shlex.quote(recipe), *sets]),
+        " ".join(["quantkit build", shlex.quote(recipe), *sets, "--out", folder]),
         f"quantkit verify {folder}",
         f"quantkit gate {folder}",
         f"quantkit review {folder}",

@@ -191,7 +191,7 @@ def waive(artifact: Path | str, reason: str, until: date, *, today: date | None 
     digest = open_artifact(folder, check="sizes").payload_digest
     now = today or date.today()
     if len(reason.strip()) < _LEAST_REASON or not reason.isprintable():
-        raise RecipeError("a waiver needs a reason in a few words", next="--reason TEXT")
+        raise RecipeError(f"a waiver needs a reason of at least {_LEAST_REASON} characters", next="--reason TEXT")
     if until < now:
         raise RecipeError(f"{until} is past", next="--until YYYY-MM-DD, the last day on which it holds")
     place = folder / people.FOLDER

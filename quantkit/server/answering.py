@@ -20,7 +20,7 @@ from quantkit.server.wire import ClientGone, EventStream, json_response, unless_
 
 
 class Ticket:
-    """A request's place in the house; given back once, with the outcome: finished, failed or aborted."""
+    """A request's place in the house; given back once, with the outcome: finished, refused, failed or aborted."""
 
     def __init__(self, admission: Admission, sequences: int, record: Record, metrics: Metrics) -> None:
         try:
@@ -46,8 +46,12 @@ class Ticket:
 
     def close_after(self, error: BaseException) -> None:
         """Give the place back after a request that raised `error`."""
-        gone = isinstance(error, ClientGone | asyncio.CancelledError | GeneratorExit)
-        self.close("aborted" if gone else "failed")
+        if isinstance(error, ClientGone | asyncio.CancelledError | GeneratorExit):
+            self.close("aborted")
+        elif isinstance(error, ApiError) and error.status < 500:  # the client's mistake, which alarms nobody
+            self.close("refused")
+        else:
+            self.close("failed")
 
 
 async def respond(request: Request, answer: Answer, ticket: Ticket, *, stream: bool, include_usage: bool) -> Response:

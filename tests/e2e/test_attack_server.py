@@ -189,7 +189,10 @@ def test_the_books_balance_after_clients_that_leave_at_every_moment(server):
     for one in crowd:
         one.join(60)
     assert eventually(lambda: server.metric("quantkit_requests_in_flight") == 0)
-    outcomes = {o: server.metric("quantkit_requests_ended_total", outcome=o) for o in ("finished", "failed", "aborted")}
+    outcomes = {
+        o: server.metric("quantkit_requests_ended_total", outcome=o)
+        for o in ("finished", "refused", "failed", "aborted")
+    }
     assert min(outcomes.values()) > 0
     assert server.metric("quantkit_requests_accepted_total") == sum(outcomes.values())
     blocks = [server.metric("quantkit_kv_blocks", state=state) for state in ("free", "cached", "used")]

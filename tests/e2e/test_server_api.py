@@ -215,9 +215,21 @@ def test_version_tells_what_is_served(client):
     assert version["verdict"] == "none"
 
 
+def test_a_prompt_that_is_too_long_counts_as_refused_not_as_a_failure(server, client):
+    def ended(outcome: str) -> float:
+        return server.metric("quantkit_requests_ended_total", outcome=outcome)
+
+    before = {outcome: ended(outcome) for outcome in ("refused", "failed")}
+    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "word " * 5000, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert {outcome: ended(outcome) for outcome in before} == {**before, "refused": before["refused"] + 1}
+
+
 def test_counters_reconcile(server, client):
     ask(client, max_tokens=1)
-    ended = sum(server.metric("quantkit_requests_ended_total", outcome=o) for o in ("finished", "failed", "aborted"))
+    ended = sum(
+        server.metric("quantkit_requests_ended_total", outcome=o) for o in ("finished", "refused", "failed", "aborted")
+    )
     assert eventually(lambda: server.metric("quantkit_requests_in_flight") == 0)
     assert server.metric("quantkit_requests_accepted_total") == ended
 

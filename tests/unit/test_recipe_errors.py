@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from quantkit.cli.app import run as quantkit
 from quantkit.errors import RecipeError
 from quantkit.recipe.load import load_recipe
+from tests.tiny import make_checkpoint
 
 GOOD = "version: 1\nmodel:\n  source: somewhere\n"
 
@@ -64,11 +66,30 @@ def test_a_mistake_is_told_with_file_and_line(tmp_path: Path, text: str, expecte
     assert "\n" not in str(caught.value)
 
 
-def test_several_mistakes_are_counted_and_the_first_in_the_file_is_told(tmp_path: Path) -> None:
+def test_all_mistakes_are_told_in_the_order_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(GOOD + "runtime: {max_num_seqs: 0}\ncalibration: {max_samples: 0}\n")
-    with pytest.raises(RecipeError, match=r":4: runtime.max_num_seqs .*\(1 more after this one\)"):
+    with pytest.raises(RecipeError, match=r":4: runtime\.max_num_seqs") as caught:
         load_recipe(path)
+    assert [str(other).startswith(f"{path}:5: calibration.max_samples") for other in caught.value.others] == [True]
+
+
+def test_plan_tells_every_static_problem_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.yaml"
+    make_checkpoint(tmp_path / "model", "llama")
+    path.write_text(
+        "version: 1\nname: a\nmodel: {source: ./model}\n"
+        "quantization: {schemes: [W8A16], budget_bits: 9, "
+        "overrides: [{match: x, scheme: FP16}, {match: y, scheme: FP16}]}\n"
+        "calibration: {data: [none.jsonl], profile: none.yaml}\n"
+        "gate: {data: [none.jsonl], policy: nosuch}\n"
+        "runtime: {max_model_len: 999999}\n"
+    )
+    assert quantkit(["plan", str(path)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("quantkit: ")]
+    assert [line.removeprefix(f"quantkit: {path}:")[0] for line in lines] == list("4475566")
+    assert "there is no policy 'nosuch'" in lines[-1]
+    assert "standard" in lines[-1]
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
