@@ -54,8 +54,7 @@ gpu-check:
 	@echo "nothing was checked: this release compiles its GPU kernels and interprets them, but runs none yet (CHANGELOG)" >&2; exit 3
 
 bench: $(STAMP)-install
-	$(BIN)/python kernels/benchmarks/linear.py
-	$(BIN)/python kernels/benchmarks/attention.py
+	$(BIN)/python kernels/benchmarks/results.py --out benchmarks $(if $(PEERS),--peers $(PEERS))
 
 clean:
 	rm -rf build dist $(VENV) demo artifacts runs

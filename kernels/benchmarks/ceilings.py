@@ -5,26 +5,46 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from quantkit_kernels.cpu.library import ISA_BITS, library
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second read from memory, FP32 operations a second (a fused multiply-add is two)."""
+    """Bytes a second read from memory; operations a second (a multiply-add is two) of FP32 FMA and of integer products.
 
-    read: float
-    flops: float
+    Integer products are codes of 4 or 8 bits times quantized rows, out of L1, scaled every 64 or 128 channels; on AMX
+    both widths are one (weights are widened first).
+    """
 
-    def line(self, isa: str, threads: int) -> str:
-        return f"{isa}, {threads} threads: read {self.read / 1e9:.1f} GB/s, FP32 FMA {self.flops / 1e9:.0f} GFLOP/s"
+    isa: str
+    threads: int
+    megabytes: int = 256
+    rounds: int = 10
 
+    @cached_property
+    def read(self) -> float:
+        """Bytes a second."""
+        return float(library().qk_bench_read(ISA_BITS[self.isa], self.threads, self.megabytes << 20, self.rounds))
 
-def measure(isa: str, threads: int, megabytes: int = 256, rounds: int = 10) -> Ceilings:
-    bit = ISA_BITS[isa]
-    return Ceilings(
-        library().qk_bench_read(bit, threads, megabytes << 20, rounds), library().qk_bench_fma(bit, threads, rounds)
-    )
+    @cached_property
+    def flops(self) -> float:
+        """FP32 operations a second."""
+        return float(library().qk_bench_fma(ISA_BITS[self.isa], self.threads, self.rounds))
+
+    @cache  # noqa: B019 - a handful of them, for the life of the program
+    def dot(self, bits: int, group: int) -> float:
+        """Integer operations a second, for codes of `bits` scaled every `group` channels (at most 128 count)."""
+        per_scale = 128 if group >= 128 else 64
+        return float(library().qk_bench_dot(ISA_BITS[self.isa], self.threads, bits, per_scale, self.rounds))
+
+    def line(self) -> str:
+        """One line for people."""
+        kinds = [(bits, group) for bits in (4, 8) for group in (64, 128)]
+        dots = ", ".join(f"u{bits}·s8 g{group} {self.dot(bits, group) / 1e9:.0f}" for bits, group in kinds)
+        fma = f"FP32 FMA {self.flops / 1e9:.0f}"
+        return f"{self.isa}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s; in G operations/s: {fma}, {dots}"
 
 
 def best_seconds(call: Callable[[], None], at_least: float = 0.3) -> float:

@@ -1,20 +1,22 @@
 """Products with packed weights: `python kernels/benchmarks/linear.py [--isa avx2] [--threads 2]`.
 
 Weights of one shape, many times over so that they do not fit L2, at one row (bytes/s against memory read) and at many
-(operations/s against the FP32 FMA rate).
+(operations/s against the ceiling of their kind: FP32 FMA, or integer products of that width and group).
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
-from ceilings import best_seconds, measure
+from ceilings import Ceilings, best_seconds
+from figures import Figure, text
 
 from quantkit_kernels import cpu
 
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
-FORMS = {"int4 g64": (4, 64), "int8": (8, 0), "fp16": (16, 0), "fp32": (32, 0)}
+FORMS = {"int4 g64": (4, 64), "int4 g128": (4, 128), "int8": (8, 0), "fp16": (16, 0), "fp32": (32, 0)}
 
 
 def packed(bits: int, group: int, rows: int, columns: int) -> cpu.PackedMatrix:
@@ -25,6 +27,37 @@ def packed(bits: int, group: int, rows: int, columns: int) -> cpu.PackedMatrix:
     return cpu.pack_matrix(codes, bits=bits, scale=scale)
 
 
+def measure(
+    ceilings: Ceilings, forms: Sequence[str], shapes: Sequence[str], counts: Sequence[int], megabytes: int = 48
+) -> list[Figure]:
+    """One figure a form, shape, number of rows and way to compute."""
+    found = []
+    for form in forms:
+        bits, group = FORMS[form]
+        for name in shapes:
+            rows, columns = SHAPES[name] if name in SHAPES else map(int, name.split("x"))
+            if group and columns % group:
+                continue
+            weight = packed(bits, group, rows, columns)
+            copies = max(1, (megabytes << 20) // weight.nbytes)
+            weights = [packed(bits, group, rows, columns) for _ in range(copies - 1)] + [weight]
+            for compute in ("int8", "exact") if bits < 16 else ("exact",):
+                ceiling = ceilings.dot(bits, group or columns) if compute == "int8" else ceilings.flops
+                for tokens in counts:
+                    used = weights[: max(1, copies * 4 // (3 + tokens))]
+                    x, out = torch.randn(tokens, columns), torch.empty(tokens, rows)
+                    calls = cpu.CallList(threads=ceilings.threads, isa=ceilings.isa)
+                    for each in used:
+                        calls.linear(x, each, None, out, compute)
+                    seconds = best_seconds(lambda calls=calls, tokens=tokens: calls.run(tokens, 0, 0)) / len(used)
+                    operations, case = 2.0 * tokens * rows * columns, f"{name} {tokens} rows"
+                    kind = f"{form} {compute}"
+                    found.append(
+                        Figure("linear", kind, case, seconds, weight.nbytes, operations, ceilings.read, ceiling)
+                    )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", nargs="*", default=cpu.supported_isas())
@@ -32,28 +65,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 64, 512])
     parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="names or NxK")
-    parser.add_argument("--megabytes", type=int, default=48, help="weights of one measurement")
     options = parser.parse_args()
     for isa in options.isa:
-        ceilings = measure(isa, options.threads, options.megabytes)
-        print(ceilings.line(isa, options.threads))
-        print(f"{'weights':>9} {'shape':>8} {'rows':>5} {'us':>9} {'GB/s':>7} {'share':>6} {'GFLOP/s':>8} {'share':>6}")
-        for form in options.forms:
-            for name in options.shapes:
-                rows, columns = SHAPES[name] if name in SHAPES else map(int, name.split("x"))
-                weight = packed(*FORMS[form], rows, columns)
-                copies = max(1, (options.megabytes << 20) // weight.nbytes)
-                weights = [packed(*FORMS[form], rows, columns) for _ in range(copies - 1)] + [weight]
-                for tokens in options.rows:
-                    used = weights[: max(1, copies * 4 // (3 + tokens))]
-                    x, out = torch.randn(tokens, columns), torch.empty(tokens, rows)
-                    calls = cpu.CallList(threads=options.threads, isa=isa)
-                    for each in used:
-                        calls.linear(x, each, None, out)
-                    seconds = best_seconds(lambda calls=calls, tokens=tokens: calls.run(tokens, 0, 0)) / len(used)
-                    rate, flops = weight.nbytes / seconds, 2 * tokens * rows * columns / seconds
-                    shares = f"{rate / ceilings.read:6.0%} {flops / 1e9:8.1f} {flops / ceilings.flops:6.0%}"
-                    print(f"{form:>9} {name:>8} {tokens:5d} {seconds * 1e6:9.1f} {rate / 1e9:7.1f} {shares}")
+        ceilings = Ceilings(isa, options.threads)
+        print(ceilings.line())
+        print(text(measure(ceilings, options.forms, options.shapes, options.rows)))
 
 
 if __name__ == "__main__":

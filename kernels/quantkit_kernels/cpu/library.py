@@ -8,7 +8,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 LIBRARY_NAME = "libquantkit_cpu.so"
 ISA_BITS = {"amx": 32, "avx512_vnni": 16, "avx512": 4, "avx_vnni": 8, "avx2": 2, "portable": 1}
 """Instruction sets, best first, by their bit in the library's mask."""
@@ -60,6 +60,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "qk_pack": (None, (i32, pointer, i64, i64, i64, pointer)),
         "qk_bench_read": (f64, (i32, i32, i64, i32)),
         "qk_bench_fma": (f64, (i32, i32, i32)),
+        "qk_bench_dot": (f64, (i32, i32, i32, i32, i32)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)

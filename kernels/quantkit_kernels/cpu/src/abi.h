@@ -4,8 +4,8 @@
 
 #define QK_API extern "C" __attribute__((visibility("default")))
 
-// Raised whenever Node, an op's argument order or the packed layout changes; Python refuses another number.
-constexpr int32_t kAbiVersion = 2;
+// Raised whenever Node, an op's argument order, the packed layout or a function changes; Python refuses another number.
+constexpr int32_t kAbiVersion = 3;
 
 enum Op : int32_t {
     kEmbedding = 0,
@@ -56,3 +56,5 @@ QK_API void qk_pack(int32_t dtype, const void* weight, int64_t n, int64_t k, int
 // Ceilings: bytes/s read from a buffer of `bytes`, FP32 FMA FLOP/s; best of `rounds`.
 QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t rounds);
 QK_API double qk_bench_fma(int32_t isa, int32_t threads, int32_t rounds);
+// Operations/s of codes of `bits` (4 or 8) times quantized rows, in cache, scaled every `group` (64 or 128) channels.
+QK_API double qk_bench_dot(int32_t isa, int32_t threads, int32_t bits, int32_t group, int32_t rounds);

@@ -1,4 +1,5 @@
-// The ceilings every figure is a share of: memory read and FP32 FMA, measured by the threads that run the kernels.
+// The ceilings every figure is a share of: memory read, FP32 FMA and integer products, measured by the threads that run
+// the kernels.
 #include <sys/mman.h>
 
 #include <chrono>
@@ -18,8 +19,6 @@ struct Work {
     const KernelSet* kernels;
     const char* data;
     int64_t bytes;  // a thread
-    int64_t iterations;
-    double flops[256];
 };
 
 template <class Fn>
@@ -45,7 +44,7 @@ QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t
     if (!data) return 0;
     madvise(data, static_cast<size_t>(share * threads), MADV_HUGEPAGE);
     std::memset(data, 1, static_cast<size_t>(share * threads));
-    Work work{kernels, static_cast<const char*>(data), share, 0, {}};
+    Work work{kernels, static_cast<const char*>(data), share};
     const int32_t chunks[1] = {threads};
     const auto run = [](void* context, int32_t, int32_t chunk, int32_t) {
         const Work& w = *static_cast<Work*>(context);
@@ -57,17 +56,36 @@ QK_API double qk_bench_read(int32_t isa, int32_t threads, int64_t bytes, int32_t
     return static_cast<double>(share * threads) / seconds;
 }
 
+namespace {
+
+// Operations a second of `once(chunk)`, which gives the operations it did, on all threads together.
+template <class Once>
+double rate(int32_t threads, int32_t rounds, const Once& once) {
+    struct Shared {
+        const Once* once;
+        double done[256];
+    } shared{&once, {}};
+    const int32_t chunks[1] = {threads};
+    const auto run = [](void* context, int32_t, int32_t chunk, int32_t) {
+        Shared& s = *static_cast<Shared*>(context);
+        s.done[chunk] = (*s.once)();
+    };
+    const double seconds = best_seconds(rounds, [&] { Team::of(threads).run({chunks, 1, run, &shared}); });
+    double all = 0;
+    for (int32_t t = 0; t < threads; ++t) all += shared.done[t];
+    return all / seconds;
+}
+
+}  // namespace
+
 QK_API double qk_bench_fma(int32_t isa, int32_t threads, int32_t rounds) {
     const KernelSet* kernels = kernels_of(isa);
     if (!kernels || threads < 1 || threads > 256) return 0;
-    Work work{kernels, nullptr, 0, 200000, {}};
-    const int32_t chunks[1] = {threads};
-    const auto run = [](void* context, int32_t, int32_t chunk, int32_t) {
-        Work& w = *static_cast<Work*>(context);
-        w.flops[chunk] = w.kernels->fma(w.iterations);
-    };
-    const double seconds = best_seconds(rounds, [&] { Team::of(threads).run({chunks, 1, run, &work}); });
-    double flops = 0;
-    for (int32_t t = 0; t < threads; ++t) flops += work.flops[t];
-    return flops / seconds;
+    return rate(threads, rounds, [&] { return kernels->fma(200000); });
+}
+
+QK_API double qk_bench_dot(int32_t isa, int32_t threads, int32_t bits, int32_t group, int32_t rounds) {
+    const KernelSet* kernels = kernels_of(isa);
+    if (!kernels || threads < 1 || threads > 256 || (bits != 4 && bits != 8) || (group != 64 && group != 128)) return 0;
+    return rate(threads, rounds, [&] { return kernels->dot(bits, group, 4000); });
 }

@@ -37,6 +37,7 @@ struct KernelSet {
     int32_t gemv_panels;                   // panels it then takes together
     int64_t (*read)(const void* data, int64_t bytes);  // a sum, so that the read is not optimised away
     double (*fma)(int64_t iterations);                 // FLOP done
+    double (*dot)(int bits, int group, int64_t iterations);  // the same of integer products; group 64 or 128
 };
 
 constexpr int kRowBlock = 192;   // rows a GEMM chunk handles at most

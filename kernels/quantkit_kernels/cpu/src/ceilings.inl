@@ -1,0 +1,106 @@
+// What this processor reaches at best in integer products: codes times quantized rows, scaled every `group` channels,
+// out of L1, with no bounds, no zero points and no result to write.
+
+namespace {
+
+constexpr int kCeilingDepth = 512;  // channels: weights and rows together stay within half of L1
+
+#if defined(__AMX_INT8__)
+
+double dot_loop(int, int group, int64_t iterations) {
+    alignas(64) uint32_t weights[kCeilingDepth / 4 * kPanel];
+    alignas(64) int8_t x[kTileRows16 * kCeilingDepth];
+    alignas(64) int32_t sums[kBatch * 256];
+    alignas(64) float scale[kCeilingDepth / kStep * kPanel], x_scale[kTileRows16 * kCeilingDepth / kStep];
+    std::memset(weights, 3, sizeof weights);
+    std::memset(x, 5, sizeof x);
+    for (float& s : scale) s = 1e-3f;
+    for (float& s : x_scale) s = 1e-3f;
+    const int steps = group / kStep, blocks = kCeilingDepth / group;
+    F total[kTileRows16];
+    for (F& t : total) t = Simd::zero();
+    const TileShape shape;
+    _tile_loadconfig(&shape);
+    for (int64_t i = 0; i < iterations; ++i) {
+        for (int block = 0; block < blocks; block += kBatch) {
+            const auto at = [&](int t) QK_LAMBDA_INLINE { return (block + t) * group; };
+            sum_block_0(x + at(0), kCeilingDepth, weights + at(0) / 4 * kPanel, steps, sums);
+            sum_block_1(x + at(1), kCeilingDepth, weights + at(1) / 4 * kPanel, steps, sums);
+            sum_block_2(x + at(2), kCeilingDepth, weights + at(2) / 4 * kPanel, steps, sums);
+            sum_block_3(x + at(3), kCeilingDepth, weights + at(3) / 4 * kPanel, steps, sums);
+            add_batch<kBatch>(total, sums, scale + block * kPanel, x_scale + block, blocks);
+        }
+    }
+    _tile_release();
+    F all = Simd::zero();
+    for (const F& t : total) all = Simd::add(all, t);
+    volatile float sink = Simd::sum(all);
+    (void)sink;
+    return 2.0 * kTileRows16 * W * kCeilingDepth * static_cast<double>(iterations);
+}
+
+#else
+
+template <class Codes>
+double dots(int group, int64_t iterations) {
+    constexpr int M = kWide ? 12 : 4, C = kWide ? 2 : 1;
+    alignas(64) uint32_t weights[kCeilingDepth / Codes::kChannels * kPanel];
+    alignas(64) int8_t x[M * kCeilingDepth];
+    std::memset(weights, 0x33, sizeof weights);
+    std::memset(x, 5, sizeof x);
+    F total[M][C];
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
+    }
+    float scale = 1e-3f, x_scale = 1e-3f;
+    for (int64_t i = 0; i < iterations; ++i) {
+        __asm__ volatile("" : "+m"(scale), "+m"(x_scale));
+        for (int k = 0; k < kCeilingDepth;) {
+            typename Codes::Sum sum[M][C];
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) sum[m][c].clear();
+            }
+            for (const int end = k + group; k < end;) {
+                const int stop = least(end, k + least(kBlock, Codes::kFlush * Codes::kChannels));
+                for (; k < stop; k += Codes::kChannels) {
+                    typename Codes::Word w[C];
+#pragma GCC unroll 16
+                    for (int c = 0; c < C; ++c) w[c] = Codes::open(Simd::load_words(weights + k / Codes::kChannels * kPanel + c * W));
+#pragma GCC unroll 16
+                    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+                        for (int c = 0; c < C; ++c) Codes::dot(sum[m][c], w[c], x + m * kCeilingDepth + k);
+                    }
+                }
+#pragma GCC unroll 16
+                for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+                    for (int c = 0; c < C; ++c) sum[m][c].flush();
+                }
+            }
+            const F factor = Simd::mul(Simd::set(scale), Simd::set(x_scale));
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) total[m][c] = Simd::fma(Simd::to_float(sum[m][c].value()), factor, total[m][c]);
+            }
+        }
+    }
+    F all = Simd::zero();
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) all = Simd::add(all, total[m][c]);
+    }
+    volatile float sink = Simd::sum(all);
+    (void)sink;
+    return 2.0 * M * C * W * kCeilingDepth * static_cast<double>(iterations);
+}
+
+double dot_loop(int bits, int group, int64_t iterations) {
+    return bits == 4 ? dots<Codes4>(group, iterations) : dots<Codes8>(group, iterations);
+}
+
+#endif
+
+}  // namespace
