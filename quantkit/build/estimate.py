@@ -13,6 +13,8 @@ from quantkit.errors import PreflightError
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Program
 
+IDLE_BYTES = 380_000_000
+"""Anonymous memory of a build that has imported its libraries and done nothing else; planning imports few of them."""
 _SPARE_DISK = 1.1
 _KV_BYTES = {"INT8": 1, "FP16": 2, "BF16": 2, "FP32": 4}
 

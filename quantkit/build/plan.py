@@ -9,7 +9,7 @@ from typing import Any
 
 from quantkit.build.context import Outline, open_context, outline_without_weights
 from quantkit.build.data import check_data
-from quantkit.build.estimate import Sizes, available_memory, kv_bytes_per_token
+from quantkit.build.estimate import IDLE_BYTES, Sizes, available_memory, kv_bytes_per_token
 from quantkit.build.memory import anonymous_bytes
 from quantkit.build.pipeline import STAGES
 from quantkit.build.run import run_folder
@@ -157,5 +157,5 @@ def _stage(outline: Outline, number: int, whole: dict[str, Path]) -> PlannedStag
         took = stage_cost(whole[stage.name])
         return PlannedStage(stage.name, stage.title, True, took["seconds"], took["peak_anon_bytes"], 0)
     cost = stage.cost(outline)
-    memory = cost.memory_bytes + anonymous_bytes()
+    memory = cost.memory_bytes + max(anonymous_bytes(), IDLE_BYTES)
     return PlannedStage(stage.name, stage.title, False, cost.seconds(), memory, cost.disk_bytes)
