@@ -15,13 +15,13 @@ from typing import TypeVar
 from quantkit.build.decisions import Decisions, decide
 from quantkit.calibration.hub import HUB, hub_files
 from quantkit.errors import RecipeError
-from quantkit.gate.policy import Policy, load_policy, packaged_policies
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
 from quantkit.profile import Profile, read_profile
 from quantkit.program import build_program, fuse, program_from_json, program_to_json
 from quantkit.program.ir import Program
 from quantkit.recipe.load import LoadedRecipe
+from quantkit.resources import resource
 from quantkit.runtime.isa import instruction_set
 from quantkit.userpath import user_path
 
@@ -57,16 +57,16 @@ class Outline:
         path = self._profile_file()
         return None if path is None else read_profile(path)
 
-    def policy(self) -> Policy:
-        """What the gate decides by; RecipeError names the recipe's line where there is no such policy."""
+    def policy_name(self) -> str:
+        """The gate's policy, which ships or is a file; RecipeError names the recipe's line where it is neither."""
         name = self.loaded.recipe.gate.policy
-        if not Path(name).suffix and name not in packaged_policies():
+        packaged = sorted(path.stem for path in resource("evals/policies").glob("*.yaml"))
+        if not Path(name).suffix and name not in packaged:
+            where, known = self.loaded.where("gate", "policy"), " or ".join(packaged)
             raise RecipeError(
-                f"there is no policy {name!r}",
-                where=self.loaded.where("gate", "policy"),
-                next=f"Use {' or '.join(packaged_policies())}, or the path of a YAML file",
+                f"there is no policy {name!r}", where=where, next=f"Use {known}, or the path of a YAML file"
             )
-        return load_policy(name, self.loaded.base)
+        return name
 
     def profile_digest(self) -> str | None:
         """sha256 of the profile's file."""
@@ -132,7 +132,7 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     settled(made.profile)
     settled(lambda: made.data_files("gate"))
     settled(lambda: made.data_files("gate", "prompts"))
-    settled(made.policy)
+    settled(made.policy_name)
     if problems:
         raise RecipeError.of(problems)
     return made

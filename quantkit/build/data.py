@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from quantkit.build.context import Outline
 from quantkit.errors import RecipeError
 from quantkit.gate.data import Conversation, each_conversation, read_conversations, refuse_overlap
+from quantkit.gate.policy import load_policy
 from quantkit.gate.prompts import read_prompts
 from quantkit.gate.rungs import rung_schemes
 
@@ -19,6 +20,7 @@ _FEWEST = 2
 def check_data(outline: Outline) -> None:
     """RecipeError (file and row) for a row that is no conversation, a file without any, a prompt that is none, a
     message both calibrated on and judged on, an unfit policy, and a model that has no rung to be compared with."""
+    load_policy(outline.policy_name(), outline.loaded.base)
     rung_schemes(outline.program)
     held_out = read_conversations(outline.data_files("gate"))
     prompts = read_prompts(outline.data_files("gate", "prompts"))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _ROOTS = ("quantkit", "quantkit_kernels")
 _NATIVE = "quantkit_kernels.cpu"
-_NATIVE_SOURCES = (".cpp", ".cc", ".h", ".hpp", ".inc", ".txt", ".cmake")
+_NATIVE_SOURCES = (".cpp", ".h", ".inl", ".txt")
 
 
 @cache

@@ -143,11 +143,6 @@ class Policy(_Part):
         )
 
 
-def packaged_policies() -> list[str]:
-    """The names of the policies that ship with quantkit."""
-    return sorted(path.stem for path in resource("evals/policies").glob("*.yaml"))
-
-
 def load_policy(name: str, base: Path = Path(".")) -> Policy:
     """The packaged policy called `name` (`standard`) or the YAML file at `name`, relative to `base`.
 

@@ -54,3 +54,8 @@ def test_stages_do_not_depend_on_server_or_command_line() -> None:
             pending += sources._imports(name, path)
     assert "quantkit.quantize.rtn" in seen
     assert not [name for name in seen if name.startswith(("quantkit.server", "quantkit.cli", "quantkit.gate"))]
+
+
+def test_every_file_of_the_native_library_counts() -> None:
+    folder = sources.seen_folder("quantkit_kernels.cpu") / "src"
+    assert {path.suffix for path in folder.iterdir() if path.is_file()} <= set(sources._NATIVE_SOURCES)

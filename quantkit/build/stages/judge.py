@@ -11,6 +11,7 @@ from quantkit.build.estimate import Cost, Sizes, kv_bytes_per_token
 from quantkit.build.progress import Progress
 from quantkit.build.stage import EVIDENCE, PAYLOAD, Facts, Inputs, Stage
 from quantkit.gate.generate import SEQUENCES
+from quantkit.gate.policy import load_policy
 from quantkit.gate.run import MAX_TOKENS, MAX_WINDOW, run_gate
 
 _RUNS = 4
@@ -24,7 +25,7 @@ _PROMPT_TOKENS = 128
 def _inputs(context: Context) -> Inputs:
     section = context.loaded.recipe.gate
     return {
-        "policy": context.policy().model_dump(mode="json"),
+        "policy": load_policy(context.policy_name(), context.loaded.base).model_dump(mode="json"),
         "data": context.data_digests("gate"),
         "calibration": context.data_digests("calibration"),
         "prompts": context.data_digests("gate", "prompts"),
@@ -45,7 +46,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
         context.data_files("gate"),
         prompts=context.data_files("gate", "prompts"),
         calibration=context.data_files("calibration"),
-        policy=context.policy(),
+        policy=load_policy(context.policy_name(), context.loaded.base),
         review_waiver=section.review.waive,
         evidence=folder / EVIDENCE,
         max_samples=section.max_samples,
