@@ -170,7 +170,7 @@ def test_the_books_balance_after_clients_that_leave_at_every_moment(server):
             fields = {"max_tokens": dice.choice([1, 20, 300]), "n": dice.choice([1, 1, 2]), "ignore_eos": True}
             fields |= {"stream": dice.random() < 0.6, "stop": dice.choice([None, "e"]), "seed": number}
             fields |= dice.choice([{}, {}, {"temperature": -1}, {"deadline_ms": 20}, {"cache_salt": "a"}])
-            words = "alpha 你好 " * dice.choice([1, 5, 20])
+            words = "alpha 你好 " * dice.choice([1, 5, 20, 2000])  # the last does not fit
             fields |= say(words, max_tokens=fields["max_tokens"]) if path == CHAT else {"prompt": words}
             leave = dice.choice([0, 1, 8, 10**6])
             patience = dice.choice([0.02, 0.2, 20])
@@ -193,7 +193,7 @@ def test_the_books_balance_after_clients_that_leave_at_every_moment(server):
         o: server.metric("quantkit_requests_ended_total", outcome=o)
         for o in ("finished", "refused", "failed", "aborted")
     }
-    assert min(outcomes.values()) > 0
+    assert min(outcomes[o] for o in ("finished", "refused", "aborted")) > 0
     assert server.metric("quantkit_requests_accepted_total") == sum(outcomes.values())
     blocks = [server.metric("quantkit_kv_blocks", state=state) for state in ("free", "cached", "used")]
     assert eventually(lambda: server.metric("quantkit_kv_blocks", state="used") == 0)
