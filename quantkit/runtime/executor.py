@@ -196,7 +196,6 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
             activations[name] = buffers[value.buffer][: shape[0] * shape[1]].view(shape)
         elif value.dtype == "float32":
             activations[name] = torch.zeros(shape, dtype=torch.float32)
-    allocate = cpu.streamed_tensor if spill is None else spill.tensor
     caches: list[dict[int, Tensor]] = [{}, {}]
     attending = {node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None}
     for layer in sorted(attending):
@@ -204,7 +203,7 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
         for side in caches:
             paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
             dtype = KV_DTYPES[kv.format]
-            side[layer] = allocate(*paged, dtype=dtype)
+            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
