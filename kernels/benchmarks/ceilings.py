@@ -33,11 +33,9 @@ class Ceilings:
         """FP32 operations a second."""
         return float(library().qk_bench_fma(ISA_BITS[self.isa], self.threads, self.rounds))
 
-    @cache  # noqa: B019 - a handful of them, for the life of the program
     def dot(self, bits: int, group: int) -> float:
         """Integer operations a second, for codes of `bits` scaled every `group` channels (at most 128 count)."""
-        per_scale = 128 if group >= 128 else 64
-        return float(library().qk_bench_dot(ISA_BITS[self.isa], self.threads, bits, per_scale, self.rounds))
+        return _dot(self.isa, self.threads, bits, 128 if group >= 128 else 64, self.rounds)
 
     def line(self) -> str:
         """One line for people."""
@@ -45,6 +43,11 @@ class Ceilings:
         dots = ", ".join(f"u{bits}·s8 g{group} {self.dot(bits, group) / 1e9:.0f}" for bits, group in kinds)
         fma = f"FP32 FMA {self.flops / 1e9:.0f}"
         return f"{self.isa}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s; in G operations/s: {fma}, {dots}"
+
+
+@cache
+def _dot(isa: str, threads: int, bits: int, group: int, rounds: int) -> float:
+    return float(library().qk_bench_dot(ISA_BITS[isa], threads, bits, group, rounds))
 
 
 def best_seconds(call: Callable[[], None], at_least: float = 0.3) -> float:
