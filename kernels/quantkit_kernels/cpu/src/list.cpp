@@ -118,7 +118,8 @@ struct List {
         return splits > 1 ? splits : 0;
     }
 
-    void plan_step(int32_t step_tokens, int32_t sequences, int32_t step_rows) {
+    // False, with last_error set, where the step is too large to be cut up.
+    bool plan_step(int32_t step_tokens, int32_t sequences, int32_t step_rows) {
         tokens = step_tokens;
         rows = step_rows;
         for (size_t n = 0; n < nodes.size(); ++n) {
@@ -133,7 +134,11 @@ struct List {
                 default: plan_rows(i, tokens, node.i[0]); break;
             }
             chunks[n] = plans[n].chunks;
+            if (chunks[n] <= Team::kMostChunks) continue;
+            last_error = "node " + std::to_string(n) + " would be cut into more than " + std::to_string(Team::kMostChunks) + " pieces";
+            return false;
         }
+        return true;
     }
 
     static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
@@ -152,6 +157,10 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
     const KernelSet* kernels = kernels_of(isa);
     if (!kernels || threads < 1) {
         last_error = !kernels ? "this processor cannot run the instruction set asked for" : "a list needs at least one thread";
+        return nullptr;
+    }
+    if (count > Team::kMostNodes) {
+        last_error = "a list holds at most " + std::to_string(Team::kMostNodes) + " calls";
         return nullptr;
     }
     auto list = std::make_unique<List>();
@@ -198,7 +207,7 @@ QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_
     const StepCounts counts{tokens, sequences, rows};
     if (!check_step(list->nodes.data(), static_cast<int32_t>(list->nodes.size()), counts, &last_error)) return 1;
     const std::lock_guard<std::mutex> lock(list->turn);
-    list->plan_step(tokens, sequences, rows);
+    if (!list->plan_step(tokens, sequences, rows)) return 1;
     // Looked up by process: the threads of a parent do not exist in its forked child.
     Team::of(list->threads).run({list->chunks.data(), static_cast<int32_t>(list->nodes.size()), &List::run_chunk, list});
     return 0;
@@ -222,7 +231,7 @@ QK_API int32_t qk_list_time(List* list, int32_t tokens, int32_t sequences, int32
     const auto size = static_cast<int32_t>(list->nodes.size());
     if (!check_step(list->nodes.data(), size, counts, &last_error)) return 1;
     const std::lock_guard<std::mutex> lock(list->turn);
-    list->plan_step(tokens, sequences, rows);
+    if (!list->plan_step(tokens, sequences, rows)) return 1;
     Team& team = Team::of(list->threads);
     for (int32_t node = 0; node < size; ++node) {
         OneNode one{list, node};
