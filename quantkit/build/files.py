@@ -15,7 +15,7 @@ from typing import Any
 from quantkit.artifact.files import sync
 from quantkit.errors import PreflightError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -82,8 +82,9 @@ def disk_full_explained(doing: str, folder: Path, needed_bytes: int) -> Iterator
         if not _means_full(error):
             raise
         free = shutil.disk_usage(folder).free
+        full = "a file may not grow so large here" if getattr(error, "errno", None) == errno.EFBIG else "disk full"
         raise PreflightError(
-            f"disk full: {doing} needs about {needed_bytes / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free in {folder}",
+            f"{full}: {doing} needs about {needed_bytes / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free in {folder}",
             next="Make room and run the same command; finished stages and layers are kept",
         ) from error
 

@@ -34,7 +34,7 @@ from quantkit.terminal import printable
 
 INTERRUPTED = 130
 _LONGEST = 1000
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a machine, not of this program, wherever they come up."""
 _ELSEWHERE = "Make room or ask for access there, or work on a copy in a place of yours"
 

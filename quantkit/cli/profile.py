@@ -70,8 +70,7 @@ def _open(tokenizer: str, scratch: Path) -> ChatText:
         return ChatText(Path(tokenizer))
     from quantkit.models import open_source
 
-    open_source(tokenizer).write_tokenizer(scratch)
-    return ChatText(scratch)
+    return ChatText.of_source(open_source(tokenizer), scratch)
 
 
 def _prompt_tokens(prompt: Sequence[Mapping[str, Any]] | str, text: ChatText) -> int:

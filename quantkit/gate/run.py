@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ def run_gate(
     refuse_overlap([*conversations, *(prompt.conversation for prompt in asked)], calibrated)
     folder = evidence if evidence is not None else opened.folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    text, source_text = ChatText(opened.folder), _source_text(model)
+    text, source_text = ChatText(opened.folder), ChatText.of_source(model)
     evaluated = make_windows(
         conversations,
         text,
@@ -156,13 +155,6 @@ def run_gate(
     write_evidence(folder / DETAILS, digest, details)
     write_evidence(folder / VERDICT, digest, verdict.as_dict())
     return GateResult(verdict, {"payload_digest": digest, **details}, folder)
-
-
-def _source_text(model: ModelSource) -> ChatText:
-    """The source's own tokenizer, template, stop set and defaults."""
-    with tempfile.TemporaryDirectory(prefix="quantkit-gate-") as folder:
-        model.write_tokenizer(Path(folder))
-        return ChatText(folder)
 
 
 def _require_same_source(artifact: Artifact, source: ModelSource) -> None:

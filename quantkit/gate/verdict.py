@@ -147,6 +147,10 @@ def _rule(name: str, found: Estimate, limit: Limit, text: str) -> Rule:
     return Rule(name, found.value, found.low, found.high, limit.bound, side, limit.share_of, outcome, text)
 
 
+_ALIKE = 2.0
+"""Times its damage elsewhere that a domain may be hurt in its text of another and count as explained by it."""
+
+
 @dataclass(frozen=True)
 class _Standing:
     """Mean KL of some text beside the rung's there, and the share that is allowed, given the text around it."""
@@ -194,16 +198,20 @@ def _domains(domains: Domains, policy: Policy, measured: Measured) -> tuple[list
         elif found.share.value > min(domains.name_above, found.most):
             notes.append(text)
 
-    def fails_without(domain: Domain, other: Domain) -> bool:
-        left = domain.chosen & ~other.chosen
-        found = _standing(domains, policy, measured, left, ~(domain.chosen | other.chosen))
-        return found is not None and found.fails
+    def explained(domain: Domain, other: Domain) -> bool:
+        """Whether `domain` is hurt only where it overlaps `other`, and there about as much as the rest of `other`."""
+        apart, shared = domain.chosen & ~other.chosen, domain.chosen & other.chosen
+        alone = other.chosen & ~domain.chosen
+        left = _standing(domains, policy, measured, alone, ~(domain.chosen | other.chosen))
+        if left is None or not left.fails:
+            return False
+        rung = measured.ladder[domains.share_of]
+        if apart.any() and _share(measured.candidate, rung, apart) > left.most:
+            return False
+        return _share(measured.candidate, rung, shared) <= _ALIKE * left.share.value
 
     kinds = [domain for domain, _, _ in failing]
-    through = {
-        domain.name: [other for other in kinds if not fails_without(domain, other) and fails_without(other, domain)]
-        for domain in kinds
-    }
+    through = {domain.name: [other for other in kinds if explained(domain, other)] for domain in kinds}
     for domain, found, text in failing:
         roots = [other.name for other in through[domain.name] if not through[other.name]]
         if roots:

@@ -127,9 +127,9 @@ def _as_recipe_error(error: ValidationError, source: YamlSource) -> RecipeError:
     for item in error.errors(include_url=False):
         loc = tuple(item["loc"])
         where = source.where(loc)
-        line = where.rpartition(":")[2]
+        line = "" if where.startswith("--set ") else where.rpartition(":")[2]
         typo = item["type"] == "extra_forbidden"  # told first: it explains what is missing elsewhere
-        order = (not typo, int(line) if line.isdigit() else 0)
+        order = (not typo, int(line) if line.isdecimal() else 0)
         problems.append((order, where, _message(dict(item), loc)))
     problems.sort(key=lambda problem: problem[0])
     return RecipeError.of([RecipeError(message, where=where) for _, where, message in problems])

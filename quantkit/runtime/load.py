@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,9 +104,7 @@ def load_source(
     source = open_source(location, base=base)
     program = lower_precision(fuse(build_program(source.spec)), {}, kv_format)
     executor, memory, limits = load_executor(program, SourceWeights(source), options)
-    with tempfile.TemporaryDirectory(prefix="quantkit-") as folder:
-        source.write_tokenizer(Path(folder))
-        text = ChatText(folder)
+    text = ChatText.of_source(source)
     core = _core(executor, text, memory, limits, options, f"{source.fingerprint()} {kv_format}")
     target = target_of(executor.backend_name, executor.program.compute, kv_format)
     return Loaded(core, executor, text, memory, limits.max_model_len, kv_format, Standing("none"), "", target)

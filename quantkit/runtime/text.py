@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -14,6 +15,9 @@ from quantkit.errors import CheckpointError, RequestError
 from quantkit.runtime.chat_template import ChatTemplate, Message
 from quantkit.runtime.detokenizer import Detokenizer
 from quantkit.runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from quantkit.models.source import ModelSource
 
 
 def _byte_level() -> dict[str, int]:
@@ -65,6 +69,19 @@ class ChatText:
         except (RequestError, TypeError, ValueError) as error:
             where = str(self.folder / "generation_config.json")
             raise CheckpointError(f"not usable as sampling defaults: {error}", where=where) from None
+
+    @classmethod
+    def of_source(cls, source: ModelSource, folder: Path | None = None) -> ChatText:
+        """The same of a source, by copies of its files in `folder` or a passing one. Errors name the source."""
+        if folder is None:
+            with tempfile.TemporaryDirectory(prefix="quantkit-") as scratch:
+                return cls.of_source(source, Path(scratch))
+        source.write_tokenizer(folder)
+        try:
+            return cls(folder)
+        except CheckpointError as error:
+            where = f"{source.location}: {Path(error.where).name or 'tokenizer'}"
+            raise CheckpointError(error.what, where=where, next=error.next or "Correct the model's file") from None
 
     @property
     def has_template(self) -> bool:
@@ -168,6 +185,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair is no text
     except (OSError, ValueError) as error:
         raise CheckpointError(f"not readable as JSON ({error})", where=str(path)) from error
     if not isinstance(value, dict):

@@ -216,6 +216,7 @@ bad = 0
 for _ in range(60):
     child = os.fork()
     if child == 0:
+        calls.run(4, 1, 1)  # the other thread's own list, in the middle of a step
         fresh = cpu.CallList(threads=2)
         fresh.add(x, x, torch.zeros(4, 64))
         fresh.run(4, 1, 1)

@@ -215,3 +215,24 @@ def test_scores_beyond_float_make_their_own_row_not_a_number(isa: str) -> None:
     both = attend(isa, q, paged, [1, 1], [90, 90], (1, 1, 16))
     assert both[0].isnan().all()
     assert torch.equal(both[1], alone[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
+def test_a_row_whose_scores_all_overflow_downwards_is_not_a_number(isa: str, dtype: torch.dtype) -> None:
+    paged = cache(dtype, [90], 1, 16)
+    paged.k.fill_(100 if dtype == torch.int8 else 3.0)
+    if paged.k_scale is not None:
+        paged.k_scale.fill_(1.0)
+    assert attend(isa, torch.full((1, 16), -3e38), paged, [1], [90], (1, 1, 16)).isnan().all()
+
+
+def test_a_value_that_is_not_finite_does_not_reach_rows_before_it(isa: str) -> None:
+    """Rows of a chunk share the tile that holds it: those before it have weight zero there, zero times it is no number."""
+    paged = cache(torch.float16, [90], 1, 16)
+    paged.v[paged.table[0, 88 // paged.v.shape[2]], 0, 88 % paged.v.shape[2]] = float("inf")
+    q = torch.randn(5, 16)
+    rows = attend(isa, q, paged, [5], [90], (1, 1, 16))  # positions 85 to 89
+    alone = [attend(isa, q[i : i + 1].contiguous(), paged, [1], [86 + i], (1, 1, 16))[0] for i in range(5)]
+    assert all(torch.equal(row, one) for row, one in zip(rows[:3], alone, strict=False))
+    assert rows[:3].isfinite().all()
+    assert not rows[3:].isfinite().any()

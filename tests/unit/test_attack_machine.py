@@ -39,7 +39,7 @@ def test_an_artifact_cannot_go_where_no_folder_can_be(tmp_path: Path, name: str)
         check_place(tmp_path / name if name[0] == "a" else Path(name))
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EFBIG])
 def test_a_place_that_takes_no_files_is_the_machine_s_fault_and_not_an_internal_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
 ) -> None:

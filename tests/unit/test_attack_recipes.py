@@ -73,6 +73,10 @@ def test_an_option_with_a_digit_that_is_no_index_is_refused(recipe: Path, option
     assert refusal(recipe, option).startswith("--set ")
 
 
+def test_an_option_that_ends_like_a_line_number_is_refused_as_an_option(recipe: Path) -> None:
+    assert refusal(recipe, "nme=:²").startswith("--set nme=:²: unknown key 'nme'")
+
+
 @pytest.mark.parametrize("key", ["model.source", "calibration.data.0", "gate.data.0"])
 @pytest.mark.parametrize("path", ["a" * 5000, "~nosuchuser/x"], ids=["too long", "unknown home"])
 def test_a_path_that_cannot_be_is_told_with_its_key(recipe: Path, key: str, path: str) -> None:

@@ -63,6 +63,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "stop in an object": (edit("generation_config.json", {"eos_token_id": {"a": 1}}), "eos_token_id must be"),
     "stop is a fraction": (edit("generation_config.json", {"eos_token_id": 1.5}), "eos_token_id must be"),
     "hot": (edit("generation_config.json", {"do_sample": True, "temperature": "hot"}), "sampling defaults"),
+    "half a surrogate": (edit("tokenizer_config.json", {"bos_token": "\ud800"}), "tokenizer_config.json: not readable"),
     "template is a number": (edit("tokenizer_config.json", {"chat_template": 5}), "chat_template must be"),
     "templates are numbers": (edit("tokenizer_config.json", {"chat_template": [5]}), "chat_template must be"),
     "template is binary": (lambda s: (s / "chat_template.jinja").write_bytes(b"\xff\xfe"), "not UTF-8"),

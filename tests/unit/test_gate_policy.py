@@ -137,6 +137,28 @@ def test_a_domain_that_fails_only_through_another_is_a_note(hurt: str, named: st
     assert any(note.startswith(named) and note.endswith(f"only through its text of {hurt}") for note in verdict.notes)
 
 
+def test_what_is_hurt_far_more_than_the_rest_of_its_language_is_no_note() -> None:
+    """All JSON stands in Chinese text here, and is why Chinese fails at all."""
+    rung = exponential(0.1, 4)
+    chinese = rung.cluster % 2 == 0
+    in_json = chinese & (np.tile(np.arange(TOKENS), CONVERSATIONS) < 30)
+    kl = np.where(in_json, rung.kl * 12, np.where(chinese, rung.kl * 1.3, rung.kl * 0.2))
+    scores = Scores(rung.cluster, kl, rung.same, rung.nll_base, rung.nll_cand)
+    limits: list[dict[str, object]] = [{"metric": "mean_kl", "upper": 20, "share_of": "RTN-INT4"}]
+    verdict = judged(limits, scores, rung, domains={}, in_json=in_json)
+    assert "format json" in {rule.name for rule in verdict.deciding}
+
+
+def test_damage_that_is_not_proven_outside_another_domain_is_not_explained_by_it() -> None:
+    rung = exponential(0.1, 4)
+    in_json = np.isin(rung.cluster, [0, 2, 4, 6, 8, 10, 12])
+    factor = np.where(rung.cluster == 1, 40.0, np.where(rung.cluster == 3, 4.0, np.where(in_json, 3.0, 0.2)))
+    scores = Scores(rung.cluster, rung.kl * factor, rung.same, rung.nll_base, rung.nll_cand)
+    limits: list[dict[str, object]] = [{"metric": "mean_kl", "upper": 20, "share_of": "RTN-INT4"}]
+    verdict = judged(limits, scores, rung, domains={}, in_json=in_json)
+    assert {"category sql", "format json"} <= {rule.name for rule in verdict.deciding}
+
+
 def test_two_domains_that_fail_by_their_common_text_alone_are_both_named() -> None:
     rung = exponential(0.1, 4)
     in_json = (rung.cluster % 4 == 0) | (rung.cluster % 4 == 1)

@@ -13,7 +13,6 @@ from quantkit.build.parity import LIMIT, import_parity
 from quantkit.build.progress import Progress
 from quantkit.build.stage import Facts, Inputs, Stage
 from quantkit.calibration.vocabulary import require_known
-from quantkit.errors import CheckpointError
 from quantkit.runtime.text import ChatText
 
 TOKENIZER = "tokenizer"
@@ -30,13 +29,7 @@ def _inputs(context: Context) -> Inputs:
 
 def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Progress) -> Facts:
     source = context.source
-    (folder / TOKENIZER).mkdir(exist_ok=True)
-    source.write_tokenizer(folder / TOKENIZER)
-    try:
-        text = ChatText(folder / TOKENIZER)
-    except CheckpointError as error:  # it names our copy
-        where = f"{source.location}: {Path(error.where).name or TOKENIZER}"
-        raise CheckpointError(error.what, where=where, next=error.next or "Correct the model's file") from None
+    text = ChatText.of_source(source, folder / TOKENIZER)
     room = context.program.max_position
     prompts = [text.encode(sample, add_special_tokens=True)[:room] for sample in _TEXTS]
     require_known(prompts, context.program.vocab_size, source.location)

@@ -151,7 +151,10 @@ struct FloatPath {
             ::soften(s.scores + r * kKvTile, seen.lo, seen.hi, a.softcap, s.highest + r, s.sum + r, s.decay + r);
         }
     }
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows) { add_float_values(a, s, tile, rows); }
+    template <class Visible>
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows, const Visible& visible) {
+        add_float_values(a, s, tile, rows, visible);
+    }
     static void close(const AttentionArgs&, float*, int64_t, int) {}
 };
 #endif
@@ -202,11 +205,12 @@ void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& it
             locate(a, item.table, item.kv_head, here, tiles + t);
             Path::scores(a, s, tiles[t], t * step, item.rows);
         }
-        Path::soften(a, s, count, step, item.rows, [&](int t, int r) QK_LAMBDA_INLINE {
+        const auto visible = [&](int t, int r) QK_LAMBDA_INLINE {
             const int query = item.position + r / group, here = start + t * kKvTile;
             return Lanes{a.window > 0 ? a.first_seen(query) - here : 0, query + 1 - here};
-        });
-        for (int t = 0; t < count; ++t) Path::values(a, s, tiles[t], t * step, item.rows);
+        };
+        Path::soften(a, s, count, step, item.rows, visible);
+        for (int t = 0; t < count; ++t) Path::values(a, s, tiles[t], t * step, item.rows, visible);
     }
     for (int r = 0; r < item.rows; ++r) {
         if (s.unit[r] != s.unit[r]) s.sum[r] = s.unit[r];  // a query that is not finite, or a score beyond float
@@ -304,7 +308,7 @@ void attend(const AttentionArgs& a, const Task& task) {
 
     const float* v_scale = a.v_scale ? a.v_scale + static_cast<int64_t>(item.kv_head) * size : nullptr;
     for (int r = 0; r < rows; ++r) {
-        const float inverse = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+        const float inverse = 1.0f / sum[r];  // of 0, where every score is -infinity: no number, as softmax has it
         float* y = a.out + (item.token + r / group) * a.num_heads * size + (item.kv_head * group + r % group) * size;
         over_row(size, [&](int i, auto n) {
             F x = Simd::mul(Simd::load(out + r * s.ldo + i), Simd::set(inverse));

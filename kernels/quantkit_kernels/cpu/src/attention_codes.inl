@@ -207,7 +207,10 @@ struct CodePath {
             for (int j = 0; j < kKvTile / W; ++j) Simd::store_shorts(s.weights + v * kKvTile + j * W, codes[j]);
         });
     }
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) { add_code_values(a, s, tile, at, rows); }
+    template <class Visible>
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows, const Visible&) {
+        add_code_values(a, s, tile, at, rows);
+    }
     static void close(const AttentionArgs&, float*, int64_t, int) {}
 };
 

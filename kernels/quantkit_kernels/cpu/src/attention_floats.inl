@@ -72,7 +72,25 @@ inline void float_scores(const AttentionArgs& a, const AttentionScratch& s, cons
     }
 }
 
-inline void add_float_values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows) {
+// For a tile with values that are not finite: zero times them is no number, so a row must not meet those it does not see.
+// The same sums in the same order otherwise.
+template <class Visible>
+void add_seen_values(const AttentionScratch& s, const KvTile& tile, int rows, const Visible& visible) {
+    for (int r = 0; r < rows; ++r) {
+        const Lanes seen = visible(0, r);
+        for (int64_t c = 0; c < s.ld; c += W) {
+            float* out = s.out + r * s.ldo + c;
+            F sum = Simd::mul(Simd::load(out), Simd::set(s.decay[r]));
+            for (int j = most(tile.lo, seen.lo); j < least(tile.hi, seen.hi); ++j) {
+                sum = Simd::fma(Simd::set(s.scores[r * kKvTile + j]), Simd::load(s.values + j * s.ld + c), sum);
+            }
+            Simd::store(out, sum);
+        }
+    }
+}
+
+template <class Visible>
+void add_float_values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int rows, const Visible& visible) {
     const int lo = tile.lo, hi = tile.hi;
     for (int j = lo; j < hi;) {  // cells of one block follow one another
         int run = 1;
@@ -80,6 +98,8 @@ inline void add_float_values(const AttentionArgs& a, const AttentionScratch& s, 
         to_float(static_cast<const char*>(a.v_cache) + tile.offsets[j], a.cache_dtype, 0, run * a.head_dim, s.values + j * s.ld);
         j += run;
     }
+    const auto count = static_cast<int>((hi - lo) * s.ld);
+    if (rows > a.group() && magnitude(s.values + lo * s.ld, count).poison != 0.0f) return add_seen_values(s, tile, rows, visible);
     const auto accumulate = [&](auto width, int c) {
         product<decltype(width)::value>(
             rows, hi - lo, s.scores + lo, kKvTile, s.values + lo * s.ld + c, s.ld, s.out + c, s.ldo,

@@ -153,7 +153,8 @@ struct TilePath {
         });
     }
 
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
+    template <class Visible>
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows, const Visible&) {
         auto* held = reinterpret_cast<uint32_t*>(s.values);  // [ldc / 64][4][positions / 4][16]
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64;
