@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-all lint bench gpu-check wheel-check clean
+.PHONY: demo test test-all lint sanitize cross bench gpu-check wheel-check clean
 
 $(STAMP)-base: constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +45,14 @@ lint: $(STAMP)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# the native kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+sanitize: $(STAMP)-base
+	bash tools/sanitize.sh
+
+# the native kernels for 64-bit Arm, under an emulator
+cross: $(STAMP)-base
+	bash tools/cross.sh
 
 # the wheel, alone in an empty environment, outside the checkout: init, then plan
 wheel-check: $(STAMP)-dev

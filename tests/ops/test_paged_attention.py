@@ -227,7 +227,7 @@ def test_a_row_whose_scores_all_overflow_downwards_is_not_a_number(isa: str, dty
 
 
 def test_a_value_that_is_not_finite_does_not_reach_rows_before_it(isa: str) -> None:
-    """Rows of a chunk share the tile that holds it: those before it have weight zero there, zero times it is no number."""
+    """Rows of a chunk share its tile: those before it have weight zero there, and zero times it is no number."""
     paged = cache(torch.float16, [90], 1, 16)
     paged.v[paged.table[0, 88 // paged.v.shape[2]], 0, 88 % paged.v.shape[2]] = float("inf")
     q = torch.randn(5, 16)

@@ -10,7 +10,16 @@ from pathlib import Path
 
 ABI_VERSION = 3
 LIBRARY_NAME = "libquantkit_cpu.so"
-ISA_BITS = {"amx": 32, "avx512_vnni": 16, "avx512": 4, "avx_vnni": 8, "avx2": 2, "portable": 1}
+ISA_BITS = {
+    "amx": 32,
+    "avx512_vnni": 16,
+    "avx512": 4,
+    "avx_vnni": 8,
+    "avx2": 2,
+    "neon_dotprod": 128,
+    "neon": 64,
+    "portable": 1,
+}
 """Instruction sets, best first, by their bit in the library's mask."""
 
 

@@ -1,8 +1,13 @@
-// cpuid says what the silicon has; XGETBV says which registers the operating system saves. Both must agree.
+// x86: cpuid says what the silicon has, XGETBV which registers the operating system saves, and both must agree.
+// Arm: Linux tells a process what it may use.
 #include "isa.h"
 
 #if QK_X86
 #include <cpuid.h>
+#endif
+#if QK_ARM64 && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 #if QK_X86 && defined(__linux__)
 #include <sys/syscall.h>
@@ -51,6 +56,12 @@ int32_t detect() {
     const bool tile = d7 >> 24 & 1, tile_int8 = d7 >> 25 & 1;
     constexpr unsigned kTileState = 0x60000;
     if (tile && tile_int8 && (xcr0 & kTileState) == kTileState && tiles_granted()) mask |= kIsaAmx;
+#endif
+#endif
+#if QK_ARM64
+    mask |= kIsaNeon;
+#if defined(__linux__)
+    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) mask |= kIsaNeonDotprod;
 #endif
 #endif
     return mask;

@@ -9,6 +9,8 @@ enum IsaBit : int32_t {
     kIsaAvxVnni = 8,      // AVX2 with 256-bit VNNI
     kIsaAvx512Vnni = 16,  // AVX-512 with VNNI
     kIsaAmx = 32,         // the same and AMX tiles of int8
+    kIsaNeon = 64,
+    kIsaNeonDotprod = 128,  // with the dot product of bytes
 };
 
 int32_t isa_mask();

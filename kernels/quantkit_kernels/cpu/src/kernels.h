@@ -56,3 +56,7 @@ extern const KernelSet kAvx512Kernels;
 extern const KernelSet kAvx512VnniKernels;
 extern const KernelSet kAmxKernels;
 #endif
+#if QK_ARM64
+extern const KernelSet kNeonKernels;
+extern const KernelSet kNeonDotprodKernels;
+#endif

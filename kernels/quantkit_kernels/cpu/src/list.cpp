@@ -1,9 +1,13 @@
 // A list of nodes bound to tensors: made once, run once a step. Nothing is allocated in a step.
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,6 +54,10 @@ const KernelSet* kernels_of(int32_t isa) {
     if (isa == kIsaAvxVnni) return &kAvxVnniKernels;
 #endif
     if (isa == kIsaAvx2) return &kAvx2Kernels;
+#endif
+#if QK_ARM64
+    if (isa == kIsaNeonDotprod) return &kNeonDotprodKernels;
+    if (isa == kIsaNeon) return &kNeonKernels;
 #endif
     return isa == kIsaPortable ? &kPortableKernels : nullptr;
 }
@@ -149,6 +157,41 @@ struct List {
     }
 };
 
+namespace {
+
+// A fork while another thread is inside a step leaves the child a list that is locked for ever and half done: forks see
+// to it that each list is as new there.
+class Lists {
+public:
+    static Lists& all() {
+        static auto* lists = new Lists;  // leaked: lists may outlive static destruction
+        return *lists;
+    }
+    void add(List* list) {
+        const std::lock_guard<std::mutex> lock(guard_);
+        held_.insert(list);
+    }
+    void remove(List* list) {
+        const std::lock_guard<std::mutex> lock(guard_);
+        held_.erase(list);
+    }
+
+private:
+    Lists() {
+        pthread_atfork([] { all().guard_.lock(); }, [] { all().guard_.unlock(); }, [] {
+            for (List* list : all().held_) {
+                new (&list->turn) std::mutex;
+                std::fill(list->arrived.begin(), list->arrived.end(), 0);
+            }
+            all().guard_.unlock();
+        });
+    }
+    std::mutex guard_;
+    std::set<List*> held_;
+};
+
+}  // namespace
+
 QK_API int32_t qk_abi_version() { return kAbiVersion; }
 QK_API int32_t qk_isa_mask() { return isa_mask(); }
 QK_API const char* qk_last_error() { return last_error.c_str(); }
@@ -198,10 +241,14 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
         last_error = "out of memory for the threads' scratch";
         return nullptr;
     }
+    Lists::all().add(list.get());
     return list.release();
 }
 
-QK_API void qk_list_destroy(List* list) { delete list; }
+QK_API void qk_list_destroy(List* list) {
+    Lists::all().remove(list);
+    delete list;
+}
 
 QK_API int32_t qk_list_run(List* list, int32_t tokens, int32_t sequences, int32_t rows) {
     const StepCounts counts{tokens, sequences, rows};

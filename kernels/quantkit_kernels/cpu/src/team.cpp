@@ -32,18 +32,23 @@ public:
 #if QK_X86
         saved_ = __builtin_ia32_stmxcsr();
         __builtin_ia32_ldmxcsr(0x1f80);
+#elif defined(__aarch64__)
+        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
 #endif
     }
     ~FloatState() {
 #if QK_X86
-        __builtin_ia32_ldmxcsr(saved_);
+        __builtin_ia32_ldmxcsr(static_cast<unsigned>(saved_));
+#elif defined(__aarch64__)
+        __asm__ volatile("msr fpcr, %0" ::"r"(saved_));
 #endif
     }
     FloatState(const FloatState&) = delete;
     FloatState& operator=(const FloatState&) = delete;
 
 private:
-    unsigned saved_ = 0;
+    uint64_t saved_ = 0;
 };
 
 std::mutex* forked_guard = nullptr;
