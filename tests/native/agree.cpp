@@ -224,7 +224,6 @@ void attention(Case& c) {
     float* k_scale = dtype == kI8 ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
     float* v_scale = dtype == kI8 ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
     const int half = between(0, 1) ? head_dim / 2 : head_dim / 4, all_positions = longest;
-    const bool normed = between(0, 1);
     float* q = c.output(int64_t{tokens} * heads * head_dim, 2e-5);
     c.fill(c.add(kQkNormRopeKvWrite, tokens),
            {c.floats(int64_t{tokens} * (heads + 2 * kv_heads) * head_dim), c.keep(std::move(positions)), c.keep(std::move(slots)),
