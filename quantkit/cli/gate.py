@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +37,7 @@ def gate(
 ) -> int:
     """Judge an artifact. Exit code: 0 pass, 10 fail, 11 inconclusive, 12 until people have met the review's plan."""
     from quantkit.artifact.read import open_artifact
+    from quantkit.cli.progress import shown
     from quantkit.gate import run_gate
     from quantkit.gate.asked import asked_of
     from quantkit.gate.run import MAX_TOKENS
@@ -45,24 +45,26 @@ def gate(
     from quantkit.review.status import joined, review_status
 
     asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy, prompts or [])
-    result = run_gate(
-        artifact,
-        source or asked.source,
-        asked.data,
-        prompts=() if max_prompts == 0 else asked.prompts,
-        calibration=asked.calibration,
-        policy=asked.policy,
-        review_waiver=waive_review or asked.waiver,
-        base=Path.cwd() if source else asked.base,
-        max_samples=asked.max_samples,
-        max_tokens=max_tokens or MAX_TOKENS,
-        max_prompts=max_prompts or asked.max_prompts,
-        max_new_tokens=max_new_tokens or asked.max_new_tokens,
-        metrics=metric or (),
-        threads=threads,
-        backend=backend,
-        progress=_Line() if sys.stderr.isatty() else None,
-    )
+    with shown() as progress:
+        progress.begin("Judge", 1, 1)
+        result = run_gate(
+            artifact,
+            source or asked.source,
+            asked.data,
+            prompts=() if max_prompts == 0 else asked.prompts,
+            calibration=asked.calibration,
+            policy=asked.policy,
+            review_waiver=waive_review or asked.waiver,
+            base=Path.cwd() if source else asked.base,
+            max_samples=asked.max_samples,
+            max_tokens=max_tokens or MAX_TOKENS,
+            max_prompts=max_prompts or asked.max_prompts,
+            max_new_tokens=max_new_tokens or asked.max_new_tokens,
+            metrics=metric or (),
+            threads=threads,
+            backend=backend,
+            progress=progress,
+        )
     review = review_status(artifact)
     word = joined(result.verdict.verdict, review.verdict)
     if as_json:
@@ -90,12 +92,3 @@ def _show(result: GateResult, artifact: Path, word: str, people: str) -> None:
         printable(f"People: {people}" + (f". Next: quantkit review {artifact}" if word == "pending-review" else ""))
     )
     typer.echo(printable(f"Evidence in {result.evidence}. Next: quantkit report {artifact}"))
-
-
-class _Line:
-    """Progress on one line of the terminal."""
-
-    def step(self, done: int, total: int, what: str) -> None:
-        """Redraw the line; end it with the last step."""
-        end = "\n" if done >= total else ""
-        print(f"\r{100 * done / total:3.0f} %  {what:<12}", end=end, file=sys.stderr, flush=True)
