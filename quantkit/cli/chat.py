@@ -49,7 +49,9 @@ def chat(
 def _converse(engine: Engine, system: str, params: SamplingParams) -> None:
     from quantkit.errors import RequestError
 
-    typer.echo(f"{engine.loaded.executor.backend_name}. {HELP}", err=True)
+    verdict = engine.loaded.standing.verdict
+    judged = "" if verdict in ("pass", "none") else f", {verdict}"
+    typer.echo(f"{engine.loaded.executor.backend_name}{judged}. {HELP}", err=True)
     messages = _opening(system)
     while (line := _next_line()) is not None:
         command, _, rest = line.partition(" ")
