@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort of a command line
         if type(error).__name__ == "NoArgsIsHelpError":  # the library's; its message is the help itself
-            print(printable(str(error.format_message())), file=sys.stderr)  # type: ignore[attr-defined]
+            print(printable(str(error)), file=sys.stderr)
             return 2
         if hasattr(error, "format_message"):  # a usage error of the command-line library
             return _fail(f"{error.format_message()} See `quantkit --help`", 2, debug)

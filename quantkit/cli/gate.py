@@ -35,7 +35,10 @@ def gate(
     backend: Annotated[str, typer.Option(help="auto, cpu or reference.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything measured as JSON.")] = False,
 ) -> int:
-    """Judge an artifact; the new verdict replaces the one it has. Exit code: 0 pass, 10 fail, 11 inconclusive, 12 until people have met the review's plan."""
+    """Judge an artifact; the new verdict replaces the one it has.
+
+    Exit code: 0 pass, 10 fail, 11 inconclusive, 12 until people have met the review's plan.
+    """
     from quantkit.artifact.read import open_artifact
     from quantkit.cli.progress import shown
     from quantkit.gate import run_gate
