@@ -219,6 +219,7 @@ function begin(event) {
   once(async () => {
     try {
       await load();
+      $("reviewer").blur(); // hidden by now, it would still take a fast reader's first key
       sessionStorage.setItem("reviewer", state.reviewer);
     } catch (error) {
       state.reviewer = "";

@@ -1,7 +1,8 @@
 """The record of judgements: lines are appended, never changed, each chained to the one before (artifact/people.py).
 
-Undoing appends a retraction. A line is on disk before anyone is told that it was kept, and only one process writes at a
-time. Every append first verifies what is there.
+Undoing appends a retraction, and reaches only what the reviewer said last: of earlier pairs they may know whose answers
+those were. A line is on disk before anyone is told that it was kept, and only one process writes at a time; it verifies
+what is there before every append.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ class Record:
         """One reviewer's judgements by showing."""
         return {one.showing: one for one in self.judgements if one.reviewer == reviewer}
 
+    def undoable(self, reviewer: str) -> Judgement | None:
+        """The judgement that this reviewer's last line holds; None when that line retracts one, or there is none."""
+        return next((one for one in self.judgements if one.n == self._latest(reviewer)), None)
+
+    def _latest(self, reviewer: str) -> int:
+        return next((int(line["n"]) for line in reversed(self.chain.lines) if line["reviewer"] == reviewer), 0)
+
     @property
     def reviewers(self) -> tuple[str, ...]:
         """Everybody who judged something, in order of appearance."""
@@ -157,15 +165,14 @@ def judge(
 
 
 def retract(folder: Path, sample: Sample, reviewer: str) -> Judgement:
-    """Append the retraction of a reviewer's last judgement that still stands, and give that judgement back.
+    """Append the retraction of the judgement a reviewer made last, and give that judgement back.
 
-    RequestError when there is none.
+    RequestError when there is none, or when their last one is retracted already.
     """
     with _writing(folder, sample) as (record, append):
-        standing = list(record.of(reviewer).values())
-        if not standing:
-            raise RequestError("there is nothing to undo")
-        last = max(standing, key=lambda one: one.n)
+        last = record.undoable(reviewer)
+        if last is None:
+            raise RequestError("there is nothing to undo", next="Only the pair just judged can be judged again")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         append({"kind": "retraction", "retracts": last.n, "reviewer": reviewer, "judged": now})
     return last
@@ -230,6 +237,7 @@ class _Append:
 
 def _record(chain: Chain, sample: Sample, where: str) -> Record:
     standing: dict[int, Judgement] = {}
+    latest: dict[str, int] = {}
     for line in chain.lines:
         at = f"{where}:{line['n']}"
         if line.get("kind") == "judgement":
@@ -242,10 +250,13 @@ def _record(chain: Chain, sample: Sample, where: str) -> Record:
             retracted = standing.pop(which, None) if isinstance(which, int) else None
             if retracted is None or retracted.reviewer != line.get("reviewer"):
                 raise CheckpointError("retracts what does not stand", where=at, next=_ANEW)
+            if latest[retracted.reviewer] != which:
+                raise CheckpointError("retracts what its reviewer did not say last", where=at, next=_ANEW)
         else:
             raise CheckpointError(
                 f"is a {str(line.get('kind'))[:40]!r}, which a record has none of", where=at, next=_ANEW
             )
+        latest[line["reviewer"]] = line["n"]
     return Record(chain, tuple(standing.values()))
 
 

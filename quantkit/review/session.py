@@ -1,4 +1,5 @@
-"""What the page asks for and is told, as plain data. Blind: nothing tells which answer is whose before the judgement.
+"""What the page asks for and is told, as plain data. Blind: nothing tells which answer is whose while the pair can
+still be judged, be it once more after an undo or as a repeat.
 
 Knows nothing of HTTP. Every text passes `shown`, which gives hidden and turning characters names; the page sets it as
 text, never as markup.
@@ -60,25 +61,28 @@ class Session:
             begun = more or bool(judged)  # who is at it sees their checks and repeats through
             over = found.decision == "reject" or (found.decision == "accept" and not begun)
             pair = None if next_one is None or over else self._pair(next_one, name)
-            last = max(judged.values(), key=lambda one: one.n, default=None)
             return {
                 **about,
                 "reviewer": name,
                 "progress": self._progress(found, [judged.get(showing.id) for showing in wanted]),
                 "pair": pair,
-                "undo": last is not None,
+                "undo": kept.undoable(name) is not None,
                 "done": self._done(kept, found, open_pairs=next_one is not None) if pair is None else None,
             }
 
     def judge(self, reviewer: str, said: Said) -> dict[str, Any]:
-        """Keep a judgement; tells which answer was whose. RequestError for one that is none."""
+        """Keep a judgement; tells of the one before, which this puts beyond undoing, which answer was whose.
+
+        RequestError for one that is none.
+        """
         name = self._fixed or reviewer
         with self._lock:
             shown_at = self._since.get((name, said.showing))
             if shown_at is None:
                 raise RequestError("this pair was not shown to you yet", next="Reload the page")
-            made = record.judge(self._folder, self._sample, name, said, shown_at)
-        return {"told": self._told(made)}
+            before = read_record(self._folder, self._sample)
+            record.judge(self._folder, self._sample, name, said, shown_at)
+        return {"told": f"Kept.{self._names(before, name)}"}
 
     def undo(self, reviewer: str) -> dict[str, Any]:
         """Retract the reviewer's last judgement. RequestError when there is none."""
@@ -111,14 +115,20 @@ class Session:
             "answers": [_plain(first), _plain(second)],
         }
 
-    def _told(self, made: Judgement) -> str:
-        """Who was who, after the vote."""
+    def _names(self, kept: Record, reviewer: str) -> str:
+        """Who was who in the pair that could be undone until now; nothing while a repeat of it is to come."""
+        made = kept.undoable(reviewer)
+        if made is None:
+            return ""
         if made.kind == "catch":
             slip = made.outcome in ("better", "worse")
-            return f"Kept. The last pair was a check: both answers were the same{', word for word' if slip else ''}."
+            return f" The pair before was a check: both answers were the same{', word for word' if slip else ''}."
+        again = {one.id for one in self._sample.showings if one.kind == "repeat" and one.item == made.item}
+        if not again <= kept.of(reviewer).keys():
+            return ""
         showing = next(one for one in self._sample.showings if one.id == made.showing)
-        _, order = record.sides(self._sample, showing, made.reviewer)
-        return f"Kept. In the last pair, answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
+        _, order = record.sides(self._sample, showing, reviewer)
+        return f" In the pair before, answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
 
     def _progress(self, found: Tally | None, judged: list[Judgement | None] | tuple[()]) -> dict[str, Any]:
         times = [one.seconds for one in judged if one is not None]

@@ -66,10 +66,17 @@ def test_undo_appends_and_what_was_said_stays_in_the_file(tmp_path: Path, sample
     assert [one.n for one in read_record(tmp_path, sample).judgements] == [1, 2]
     judge(tmp_path, sample, "Ann", say(sample, 2, "better"), T0)
     assert retract(tmp_path, sample, "Ann").n == 5
-    assert retract(tmp_path, sample, "Ann").n == 2
-    assert retract(tmp_path, sample, "Ann").n == 1
+
+
+def test_undo_reaches_only_what_was_said_last(tmp_path: Path, sample: Sample) -> None:
     with pytest.raises(RequestError, match="nothing to undo"):
         retract(tmp_path, sample, "Ann")
+    rate(tmp_path, sample, most=3)
+    rate(tmp_path, sample, most=1, reviewer="Bo")
+    assert retract(tmp_path, sample, "Ann").n == 3
+    with pytest.raises(RequestError, match="nothing to undo"):
+        retract(tmp_path, sample, "Ann")
+    assert len(lines_of(tmp_path)) == 5
 
 
 def test_undo_takes_back_ones_own_judgement_only(tmp_path: Path, sample: Sample) -> None:
@@ -150,6 +157,7 @@ def rechained(folder: Path, edit: Callable[[list[dict[str, Any]]], None]) -> Non
         (lambda ls: ls[0].update(kind="poem"), "is a 'poem'"),
         (lambda ls: ls.append(dict(ls[0])), "had judged already"),
         (lambda ls: ls[1].update(kind="retraction", retracts=9), "retracts what does not stand"),
+        (lambda ls: ls[2].update(kind="retraction", retracts=1), "retracts what its reviewer did not say last"),
         (lambda ls: ls[0].update(sample="sha256:other"), "about another sample"),
     ],
 )

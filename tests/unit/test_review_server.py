@@ -149,7 +149,47 @@ def test_nothing_tells_which_answer_is_whose_before_the_judgement(client: Client
         assert telling not in words
     status, found = client.judge(pair["id"], "tie")
     assert status == 200
-    assert "In the last pair, answer 1 was" in found["told"] or "was a check" in found["told"]
+    assert found["told"] == "Kept."
+
+
+def judged_as_shown(client: Client) -> tuple[dict[str, Any], str]:
+    """Judge what is shown; the pair, and what the page was told."""
+    pair = client.state()["pair"]
+    status, found = client.judge(pair["id"], "tie")
+    assert status == 200
+    return pair, found["told"]
+
+
+def test_names_come_one_vote_late_and_are_the_records(client: Client) -> None:
+    """Or else undoing would bring a pair back whose sides are known."""
+    pairs, told = zip(*(judged_as_shown(client) for _ in range(client.state()["progress"]["total"])), strict=True)
+    lines = [json.loads(line) for line in (client.folder / "record.jsonl").read_bytes().splitlines()]
+    showings = {one.id: one for one in client.sample.showings}
+    repeated = {one.item: one.id for one in client.sample.showings if one.kind == "repeat"}
+    assert told[0] == "Kept."
+    named = 0
+    for number, (line, words) in enumerate(zip(lines, told[1:], strict=False)):
+        done = {one["id"] for one in pairs[: number + 1]}
+        if line["shows"] == "catch":
+            assert "The pair before was a check" in words
+        elif line["item"] in repeated and repeated[line["item"]] not in done:
+            assert words == "Kept."
+        else:
+            names = {"baseline": "the original model", "candidate": "the quantized model"}
+            assert f"In the pair before, answer 1 was {names[line['first']]}'s" in words
+            named += 1
+    assert named >= 3
+    assert {showings[one["id"]].kind for one in pairs} == {"pair", "catch", "repeat"}
+
+
+def test_after_an_undo_nothing_is_told_of_the_pair_that_came_back(client: Client) -> None:
+    judged_as_shown(client)
+    judged_as_shown(client)
+    assert client.ask("POST", "api/undo", {"reviewer": "Ann"})[0] == 200
+    assert client.state()["undo"] is False
+    status, found, _ = client.ask("POST", "api/undo", {"reviewer": "Ann"})
+    assert (status, found["error"].split(".")[0]) == (400, "there is nothing to undo")
+    assert judged_as_shown(client)[1] == "Kept."
 
 
 def test_what_the_page_shows_first_is_what_the_record_says(client: Client) -> None:
