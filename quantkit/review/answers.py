@@ -14,6 +14,7 @@ from quantkit.errors import CheckpointError
 
 ANSWERS = Path("gate") / "answers.jsonl"
 _VERSION = 1
+_SIDES = ("baseline", "candidate")
 _NEXT = "Run quantkit gate on this artifact"
 
 
@@ -21,7 +22,8 @@ _NEXT = "Run quantkit gate on this artifact"
 class Answer:
     """One prompt, and what the unquantized model (`baseline`) and the artifact (`candidate`) said to it.
 
-    messages: (role, text) in order. divergence: how far the two stray from each other, for ranking only.
+    messages: (role, text) in order. divergence: how far the two stray from each other, for ranking only. cut: those of
+    the two, by name, that ended at the limit of tokens.
     """
 
     id: str
@@ -33,6 +35,7 @@ class Answer:
     baseline: str
     candidate: str
     divergence: float
+    cut: frozenset[str] = frozenset()
 
     @property
     def stratum(self) -> str:
@@ -60,10 +63,12 @@ class Answer:
             "critical": self.critical,
             "messages": [{"role": role, "content": content} for role, content in self.messages],
             "criteria": self.criteria,
-            "baseline": {"text": self.baseline},
-            "candidate": {"text": self.candidate},
+            **{name: {"text": getattr(self, name), "finish": self._finish(name)} for name in _SIDES},
             "divergence": self.divergence,
         }
+
+    def _finish(self, side: str) -> str:
+        return "length" if side in self.cut else "stop"
 
 
 def sha256(text: str) -> str:
@@ -107,6 +112,7 @@ def answer_of(found: Mapping[str, Any], where: str) -> Answer:
             baseline=_text(found["baseline"]["text"]),
             candidate=_text(found["candidate"]["text"]),
             divergence=divergence,
+            cut=frozenset(name for name in _SIDES if found[name].get("finish") == "length"),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not an answer ({error!r})"[:300], where=where, next=_NEXT) from None

@@ -106,6 +106,7 @@ function showPair(pair) {
     }
     if (!pair.answers[index].length) block.append(element("i", "soft", "(an empty answer)"));
     place.replaceChildren(block);
+    place.nextElementSibling.hidden = !pair.cut[index];
   });
   const same = JSON.stringify(pair.answers[0]) === JSON.stringify(pair.answers[1]);
   $("legend").textContent = marked

@@ -25,6 +25,8 @@ from quantkit.review.words import Segments, differing
 
 _GUESS_S = 20.0
 """Seconds a pair is taken to need before the reviewer's own pace is known."""
+_ASKED = 40
+"""Characters of a request that name its pair."""
 NAMES = {"baseline": "the original model", "candidate": "the quantized model"}
 
 
@@ -101,18 +103,16 @@ class Session:
     def _pair(self, showing: Showing, reviewer: str) -> dict[str, Any]:
         self._since.setdefault((reviewer, showing.id), datetime.now(UTC))
         answer = self._sample.answer(showing.item)
-        if showing.kind == "catch":
-            texts = (answer.baseline, answer.baseline)
-        else:
-            _, order = record.sides(self._sample, showing, reviewer)
-            texts = (getattr(answer, order[0]), getattr(answer, order[1]))
-        first, second = differing(shown(texts[0]), shown(texts[1]))
+        _, drawn = record.sides(self._sample, showing, reviewer)
+        order = ("baseline", "baseline") if showing.kind == "catch" else drawn
+        first, second = differing(*(shown(getattr(answer, side)) for side in order))
         return {
             "id": showing.id,
             "language": shown(answer.language),
             "turns": [{"role": shown(role), "text": shown(text)} for role, text in answer.messages],
             "criteria": shown(answer.criteria),
             "answers": [_plain(first), _plain(second)],
+            "cut": [side in answer.cut for side in order],
         }
 
     def _names(self, kept: Record, reviewer: str) -> str:
@@ -120,15 +120,18 @@ class Session:
         made = kept.undoable(reviewer)
         if made is None:
             return ""
+        answer = self._sample.answer(made.item)
+        asked = shown(next((text for role, text in reversed(answer.messages) if role == "user"), answer.id))
+        about = f" Of the pair before that, about “{asked if len(asked) <= _ASKED else f'{asked[:_ASKED].rstrip()}…'}”:"
         if made.kind == "catch":
             slip = made.outcome in ("better", "worse")
-            return f" The pair before was a check: both answers were the same{', word for word' if slip else ''}."
+            return f"{about} a check, both answers were the same{', word for word' if slip else ''}."
         again = {one.id for one in self._sample.showings if one.kind == "repeat" and one.item == made.item}
         if not again <= kept.of(reviewer).keys():
             return ""
         showing = next(one for one in self._sample.showings if one.id == made.showing)
         _, order = record.sides(self._sample, showing, reviewer)
-        return f" In the pair before, answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
+        return f"{about} answer 1 was {NAMES[order[0]]}'s, answer 2 {NAMES[order[1]]}'s."
 
     def _progress(self, found: Tally | None, judged: list[Judgement | None] | tuple[()]) -> dict[str, Any]:
         times = [one.seconds for one in judged if one is not None]

@@ -110,9 +110,10 @@ def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
     digest = open_artifact(folder, check="sizes").payload_digest
     place, answers = folder / people.FOLDER, folder / FOLDER / ANSWERS
     with locked(place):
-        found = None if redraw else read_sample(place, digest)
-        if found is not None and ((place / people.RECORD).exists() or not answers.exists()):
-            return found
+        if not redraw and ((place / people.RECORD).exists() or not answers.exists()):
+            found = read_sample(place, digest)
+            if found is not None:
+                return found
         rows = read_answers(answers, digest)
         if not rows:
             raise CheckpointError("holds no answers", where=str(answers), next="Run quantkit gate")
@@ -120,7 +121,7 @@ def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
         sample = draw(rows, plan, seed, digest, digest_file(answers).sha256)
         if redraw:
             _set_aside(place)
-        if found != sample:
+        if people.sample_id(place) != sample.id:
             write_sample(place, sample)
     return sample
 

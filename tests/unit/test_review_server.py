@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from quantkit.artifact.people import FOLDER
-from quantkit.errors import PreflightError, RequestError
+from quantkit.artifact.people import FOLDER, SAMPLE
+from quantkit.errors import CheckpointError, PreflightError, RequestError
 from quantkit.review.record import CHOICES, REASONS, SEVERITIES, Said, read_record
 from quantkit.review.sample import Sample
 from quantkit.review.server import ReviewServer
 from quantkit.review.session import Session
 from quantkit.review.status import open_sample
-from tests.review_case import QUICK, answers, copy_of, make_artifact, write_answers, write_run
+from tests.review_case import QUICK, answers, copy_of, make_artifact, rate, write_answers, write_run
 
 PAGE = Path(__file__).parents[2] / "quantkit" / "review"
 
@@ -142,7 +142,7 @@ def test_every_key_of_the_page_does_one_thing_and_its_reasons_are_the_records() 
 
 def test_nothing_tells_which_answer_is_whose_before_the_judgement(client: Client) -> None:
     pair = client.state()["pair"]
-    assert set(pair) == {"id", "language", "turns", "criteria", "answers"}
+    assert set(pair) == {"id", "language", "turns", "criteria", "answers", "cut"}
     assert re.fullmatch(r"s\d{3}", pair["id"])
     words = json.dumps(client.state())
     for telling in ("baseline", "candidate", "quantized", "original", "catch", "repeat", "worst", "seed"):
@@ -171,12 +171,14 @@ def test_names_come_one_vote_late_and_are_the_records(client: Client) -> None:
     for number, (line, words) in enumerate(zip(lines, told[1:], strict=False)):
         done = {one["id"] for one in pairs[: number + 1]}
         if line["shows"] == "catch":
-            assert "The pair before was a check" in words
+            assert "a check, both answers were the same" in words
         elif line["item"] in repeated and repeated[line["item"]] not in done:
             assert words == "Kept."
         else:
             names = {"baseline": "the original model", "candidate": "the quantized model"}
-            assert f"In the pair before, answer 1 was {names[line['first']]}'s" in words
+            assert f"answer 1 was {names[line['first']]}'s" in words
+            asked = client.sample.answer(line["item"]).messages[-1][1]
+            assert asked[:20] in words
             named += 1
     assert named >= 3
     assert {showings[one["id"]].kind for one in pairs} == {"pair", "catch", "repeat"}
@@ -226,6 +228,29 @@ def test_undo_brings_the_same_pair_back(client: Client) -> None:
     assert client.ask("POST", "api/undo", {"reviewer": "Ann"})[0] == 200
     assert client.state()["pair"]["id"] == first
     assert client.state()["progress"]["done"] == 0
+
+
+def test_an_answer_cut_at_the_limit_says_so(packaged: Path, tmp_path: Path) -> None:
+    artifact = copy_of(packaged, tmp_path / "artifact")
+    lines = [
+        line | {"candidate": {**line["candidate"], "text": f"{line['candidate']['text']} and", "finish": "length"}}
+        for line in answers(40)
+    ]
+    write_answers(artifact, lines)
+    sample = open_sample(artifact)
+    session = Session(artifact, sample)
+    cut = []
+    for _ in range(6):
+        pair = session.state("Ann")["pair"]
+        texts = ["".join(text for text, _ in answer) for answer in pair["answers"]]
+        assert pair["cut"] == [text.endswith(" and") for text in texts]
+        cut += pair["cut"]
+        session.judge("Ann", Said(pair["id"], "tie"))
+    assert any(cut)
+    again = open_sample(artifact)
+    assert {key: item.answer.cut for key, item in again.items.items()} == {
+        key: item.answer.cut for key, item in sample.items.items()
+    }
 
 
 def test_hidden_characters_are_shown_by_name_and_markup_stays_text(packaged: Path, tmp_path: Path) -> None:
@@ -293,3 +318,19 @@ def test_missing_prompts_are_told_from_the_first_page_on(packaged: Path, tmp_pat
 def test_a_taken_port_is_a_clear_error(client: Client) -> None:
     with pytest.raises(PreflightError, match=f"cannot listen on port {client.port}"):
         ReviewServer(client.server.session, client.port)
+
+
+def test_a_sample_of_another_version_is_drawn_anew_unless_somebody_judged_it(packaged: Path, tmp_path: Path) -> None:
+    artifact = copy_of(packaged, tmp_path / "artifact")
+    write_answers(artifact, answers(40))
+    drawn = open_sample(artifact)
+    path = artifact / FOLDER / SAMPLE
+    now = path.read_bytes()
+    older = json.dumps(json.loads(now) | {"version": 1})
+    path.write_text(older, encoding="utf-8")
+    assert open_sample(artifact).id == drawn.id
+    assert path.read_bytes() == now
+    rate(artifact / FOLDER, drawn, most=1)
+    path.write_text(older, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"another version of quantkit.*--redraw"):
+        open_sample(artifact)
