@@ -1,4 +1,8 @@
-"""Freed memory goes back to the system: glibc would keep a layer's fragments in its heap while the process lives."""
+"""Freed memory goes back to the system: glibc would keep a layer's fragments in its heap while the process lives.
+
+How much depends on how threads interleave: of 24 layers of 3.5 MB matrices next to nothing in one run and 190 MB in the
+next, beside other jobs. So whoever walks a model returns it after each layer (2 to 5 ms).
+"""
 
 from __future__ import annotations
 

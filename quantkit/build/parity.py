@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quantkit.errors import CheckpointError, NumericsError
+from quantkit.freed_memory import return_freed_memory
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program import slices
 from quantkit.program.ir import Program
@@ -110,6 +111,7 @@ def program_logits(
         read = {name: value for name, value in values.items() if name in piece.inputs}
         values, backend = executor.run_slice(inputs, read), executor.backend_name
         del executor
+        return_freed_memory()
     (logits,) = values.values()
     return list(logits.split([len(ids) for ids in prompts])), backend
 
@@ -127,8 +129,13 @@ def transformers_logits(source: ModelSource, prompts: Sequence[list[int]], step:
     model.eval()
     attach_align_device_hook(model, execution_device=torch.device("cpu"), offload=True, weights_map=_Checkpoint(source))
     layers = model.model.layers
+
+    def enter(done: int) -> None:
+        return_freed_memory()
+        step(done + 1, 2 * (len(layers) + 2), "Transformers")
+
     for done, layer in enumerate(layers):
-        layer.register_forward_pre_hook(lambda *_, done=done: step(done + 1, 2 * (len(layers) + 2), "Transformers"))
+        layer.register_forward_pre_hook(lambda *_, done=done: enter(done))
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)

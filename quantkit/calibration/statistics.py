@@ -29,6 +29,7 @@ from quantkit.calibration.steps import (
     slice_name,
 )
 from quantkit.errors import NumericsError
+from quantkit.freed_memory import return_freed_memory
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program
 from quantkit.program.slices import slices
@@ -124,6 +125,7 @@ def collect(
             found.save(_figures(work, index))
         before.close()
         before = after
+        return_freed_memory()
     before.close()
     progress(len(pieces), len(pieces), "done")
     return Statistics(

@@ -17,6 +17,7 @@ from quantkit.calibration.boundary import Boundary
 from quantkit.calibration.samples import CalibrationSet
 from quantkit.calibration.steps import crossing_widths, require_finite, sample_steps, slice_executor, slice_name
 from quantkit.formats.matrix import QuantizedMatrix
+from quantkit.freed_memory import return_freed_memory
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program import lower_precision
 from quantkit.program.ir import Program, Weight
@@ -88,6 +89,8 @@ def kl_alone(
         if before is not None:
             before.close()
         before = after
+        del original, executor
+        return_freed_memory()
     progress(len(widths), "head")
     return _compare(pieces[-1], SourceWeights(source), before, variants, samples.tokens)
 

@@ -30,6 +30,7 @@ from quantkit.calibration.steps import (
     sample_steps,
     slice_name,
 )
+from quantkit.freed_memory import return_freed_memory
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program
 from quantkit.program.slices import slices
@@ -150,6 +151,7 @@ class GradientWalk:
         self._unfinished = None
         for kind in ("boundary", "gradient"):
             self._path(kind, layer + 1).unlink(missing_ok=True)
+        return_freed_memory()
 
     def _forwards(self, progress: Progress) -> None:
         whole = [self._reopen("boundary", index) is not None for index in range(self.layers + 1)]
@@ -167,6 +169,8 @@ class GradientWalk:
                     require_finite(value, step, self._what(index))
                 after.put(step.start, made)
             after.finish()
+            del run
+            return_freed_memory()
 
     def _head(self) -> None:
         """The loss's gradient at what the head reads."""

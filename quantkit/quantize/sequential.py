@@ -25,6 +25,7 @@ from quantkit.calibration.steps import (
     slice_name,
 )
 from quantkit.formats.matrix import QuantizedMatrix
+from quantkit.freed_memory import return_freed_memory
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program, Weight
 from quantkit.program.slices import slices
@@ -108,6 +109,8 @@ class LayerWalk:
         after.finish()
         self._before.close()
         self._before = after
+        del executor
+        return_freed_memory()
 
     def _path(self, index: int) -> Path:
         return self._work / f"boundary-{index:05d}.f32"

@@ -117,6 +117,7 @@ def _by_gradients(context: Context, calibrated: Path, folder: Path, progress: Pr
             taps = walk.taps(layer, names)
             prices = {name: _by_gradient(tap, lengths) for name, tap in taps.items()}
             _write(context, _file(folder, layer), {name: prices.get(name) for name in by_layer[layer]})
+            del taps
             walk.finish(layer)
     shutil.rmtree(work, ignore_errors=True)
     return {"samples": len(samples.samples), "tokens": samples.tokens}
