@@ -147,5 +147,5 @@ def rate(
             word = (outcomes or {}).get(showing.item, ("tie", "none")) if showing.kind != "catch" else ("tie", "none")
             shown = T0 + timedelta(minutes=number)
             said = say(sample, number, *word, reviewer=reviewer)
-            made.append(judge(folder, sample, reviewer, said, shown, now=shown + timedelta(seconds=9)))
+            made.append(judge(folder, sample, reviewer, said, shown, now=shown + timedelta(seconds=9))[0])
     return made

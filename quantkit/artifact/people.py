@@ -100,8 +100,9 @@ def read_chain(folder: Path, payload_digest: str) -> Chain:
     payload or sample than the record is about.
     """
     path = folder / RECORD
-    data, head = _bytes(path), _object(folder / HEAD, payload_digest)
-    if data is None and head is None:
+    head = _object(folder / HEAD, payload_digest)  # before the record: a writer may be at work, and renews it last
+    data = _bytes(path)
+    if data is None and (head is None or head.get("lines") == 0):
         return Chain((), (first_hash(payload_digest, sample_id(folder)),))
     if head is None:
         raise CheckpointError("is missing beside the record", where=str(folder / HEAD), next=_ANEW)
@@ -122,7 +123,7 @@ def parse_chain(data: bytes, payload_digest: str, sample: str, where: str) -> Ch
             raise CheckpointError(f"is about another payload, {other}", where=at, next=_ANEW)
         if line.get("sample") != sample:
             raise CheckpointError("is about another sample than sample.json beside it", where=at, next=_ANEW)
-        if line.get("n") != number:
+        if type(line.get("n")) is not int or line["n"] != number:
             found = str(line.get("n"))[:20]
             raise CheckpointError(f"calls itself line {found}: a line was dropped or moved", where=at, next=_ANEW)
         if line.get("previous") != hashes[-1]:
@@ -160,6 +161,9 @@ def read_signoff(folder: Path, payload_digest: str) -> Signoff | None:
         )
         if decision not in ("accept", "reject"):
             raise ValueError(f"{str(decision)[:20]!r} is no decision")
+        tally = found.get("tally")
+        if isinstance(tally, dict) and tally.get("decision", decision) != decision:
+            raise ValueError("its own tally decides otherwise")
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"not a sign-off ({error!r})", where=str(path), next=_SIGN) from None
     chain = read_chain(folder, payload_digest)

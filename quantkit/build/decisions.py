@@ -93,12 +93,13 @@ def _budget(
     if section.budget_bytes is not None:
         budget, said = section.budget_bytes * 8 / total, f"{section.budget_bytes:,} bytes"
     elif section.budget_bits is not None:
-        budget, said = section.budget_bits, f"{section.budget_bits:g} bits a weight"
+        budget, said = section.budget_bits, f"{section.budget_bits:.10g} bits a weight"
     else:
         return least, source_bits
     if budget < least - 1e-9:
         raise RecipeError(
-            f"a budget of {said} cannot be met; the least feasible value is {least:.3f} bits a weight, "
+            f"a budget of {said} cannot be met; the least feasible value is {math.ceil(least * 1000) / 1000:.3f} bits "
+            f"a weight, "
             f"{math.ceil(least * total / 8):,} bytes",
             where=loaded.where("quantization", "budget_bytes" if in_bytes else "budget_bits"),
             next="Raise the budget, allow a cheaper scheme, or pin fewer groups" + _pins(section.overrides),

@@ -48,6 +48,7 @@ def gate(
     from quantkit.review.status import joined, review_status
 
     asked = asked_of(open_artifact(artifact, check="sizes"), data or [], calibration or [], policy, prompts or [])
+    review_status(artifact)  # a review that cannot be read is refused before the long run
     with shown() as progress:
         progress.begin("Judge", 1, 1)
         result = run_gate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +56,7 @@ def plan_text(made: Plan) -> str:
         f"   ({_mb(made.available_memory_bytes)} of memory available)",
         "",
         f"  budget {made.budget_bits:g} bits a weight over the decoder layers' matrices, "
-        f"least feasible {made.least_bits:.3f}; lm_head {made.head}",
+        f"least feasible {math.ceil(made.least_bits * 1000) / 1000:.3f}; lm_head {made.head}",
         *_schemes(made),
         "",
         *(f"  {line}" for line in _calibration(made)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +60,9 @@ def allocate(options: Mapping[str, Sequence[Option]], budget_bits: float) -> dic
     least = least_bits(options)
     if not budget_bits >= least - TOLERANCE:  # NaN too
         raise RecipeError(
-            f"a budget of {budget_bits:g} bits a weight is infeasible for the schemes allowed",
-            next=f"The least feasible value is {least:.4f}: raise the budget or allow cheaper schemes",
+            f"a budget of {budget_bits:.10g} bits a weight is infeasible for the schemes allowed",
+            next=f"The least feasible value is {math.ceil(least * 1e4) / 1e4:.4f}: raise the budget or allow cheaper "
+            "schemes",
         )
     for group, choices in options.items():
         for option in choices:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from quantkit.errors import CheckpointError
 
 ANSWERS = Path("gate") / "answers.jsonl"
 _VERSION = 1
-_SIDES = ("baseline", "candidate")
 _NEXT = "Run quantkit gate on this artifact"
 
 
@@ -23,7 +22,7 @@ class Answer:
     """One prompt, and what the unquantized model (`baseline`) and the artifact (`candidate`) said to it.
 
     messages: (role, text) in order. divergence: how far the two stray from each other, for ranking only. cut: those of
-    the two, by name, that ended at the limit of tokens.
+    the two, by name, that ended at the limit of tokens; known from the gate's file, no part of a sample.
     """
 
     id: str
@@ -35,7 +34,7 @@ class Answer:
     baseline: str
     candidate: str
     divergence: float
-    cut: frozenset[str] = frozenset()
+    cut: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def stratum(self) -> str:
@@ -63,12 +62,10 @@ class Answer:
             "critical": self.critical,
             "messages": [{"role": role, "content": content} for role, content in self.messages],
             "criteria": self.criteria,
-            **{name: {"text": getattr(self, name), "finish": self._finish(name)} for name in _SIDES},
+            "baseline": {"text": self.baseline},
+            "candidate": {"text": self.candidate},
             "divergence": self.divergence,
         }
-
-    def _finish(self, side: str) -> str:
-        return "length" if side in self.cut else "stop"
 
 
 def sha256(text: str) -> str:
@@ -112,7 +109,7 @@ def answer_of(found: Mapping[str, Any], where: str) -> Answer:
             baseline=_text(found["baseline"]["text"]),
             candidate=_text(found["candidate"]["text"]),
             divergence=divergence,
-            cut=frozenset(name for name in _SIDES if found[name].get("finish") == "length"),
+            cut=frozenset(name for name in ("baseline", "candidate") if found[name].get("finish") == "length"),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"not an answer ({error!r})"[:300], where=where, next=_NEXT) from None

@@ -113,7 +113,7 @@ def tally(sample: Sample, record: Record) -> Tally:
         outcomes={outcome: outcomes.count(outcome) for outcome in OUTCOMES},
         alpha=nominal_alpha([one.outcome for one in judged] for judged in pairs.values()),
         reviewers=reviewers,
-        notes=_notes(sample, record, reviewers),
+        notes=_notes(sample, reviewers),
     )
 
 
@@ -171,7 +171,7 @@ def _usual(outcomes: Sequence[str]) -> str:
     return max(outcomes, key=lambda outcome: (outcomes.count(outcome), -outcomes.index(outcome)))
 
 
-def _notes(sample: Sample, record: Record, reviewers: Sequence[Reviewer]) -> tuple[str, ...]:
+def _notes(sample: Sample, reviewers: Sequence[Reviewer]) -> tuple[str, ...]:
     """What a reader of the decision should know beside it."""
     notes = [
         f"{one.name} preferred one of two identical answers {one.catches_failed} of {one.catches} times: not counted"
@@ -183,11 +183,6 @@ def _notes(sample: Sample, record: Record, reviewers: Sequence[Reviewer]) -> tup
         for one in reviewers
         if one.median_seconds < _READ_S and one.judged >= 5
     ]
-    lines = {line["n"]: line for line in record.chain.lines}
-    undone = [lines[line["retracts"]] for line in record.chain.lines if line["kind"] == "retraction"]
-    grave = sum(line["outcome"] == "worse" and line["severity"] in ("major", "critical") for line in undone)
-    if grave:
-        notes.append(f"{_counted(grave, 'major or critical judgement')} undone; the record keeps what was said")
     for number in range(len(sample.plan.stages)):
         if sample.missing(number):
             needs = "the plan needs" if number == 0 else f"stage {number + 1} would need"

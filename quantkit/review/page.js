@@ -24,6 +24,7 @@ const state = {
   choice: "",
   severity: "",
   reasons: new Set(),
+  sure: false,
   busy: false,
 };
 
@@ -161,6 +162,7 @@ function choose(choice) {
 
 function grade(severity) {
   state.severity = severity;
+  state.sure = false;
   press("[data-severity]", (button) => button.dataset.severity === severity);
   $("keep").classList.toggle("ready", Boolean(severity) || state.choice === "tie");
 }
@@ -184,6 +186,11 @@ async function keep() {
   if (!state.choice) return;
   if (!state.severity && state.choice !== "tie") {
     tell(`${QUESTIONS[state.choice]} Press n, m, j or c.`);
+    return;
+  }
+  if (["major", "critical"].includes(state.severity) && !state.sure) {
+    state.sure = true;
+    tell("Major and critical stand: they cannot be undone. Enter again keeps it.");
     return;
   }
   let kept;

@@ -1,8 +1,8 @@
 """The record of judgements: lines are appended, never changed, each chained to the one before (artifact/people.py).
 
-Undoing appends a retraction, and reaches only what the reviewer said last: of earlier pairs they may know whose answers
-those were. A line is on disk before anyone is told that it was kept, and only one process writes at a time; it verifies
-what is there before every append.
+Undoing appends a retraction, and reaches only what the reviewer said last, short of a major or critical degree: what
+the page shows next may tell whose answers those were. A line is on disk before anyone is told that it was kept; only
+one process writes at a time, and verifies what is there before every append.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,9 +59,14 @@ class Judgement:
     seconds: float
 
     @property
+    def grave(self) -> bool:
+        """Major or critical, of whichever answer. It stands: what follows from it tells which one that was."""
+        return self.severity in ("major", "critical")
+
+    @property
     def defect(self) -> bool:
         """A major or critical regression."""
-        return self.kind == "pair" and self.outcome == "worse" and self.severity in ("major", "critical")
+        return self.kind == "pair" and self.outcome == "worse" and self.grave
 
     @property
     def critical(self) -> bool:
@@ -91,12 +96,15 @@ class Record:
         """One reviewer's judgements by showing."""
         return {one.showing: one for one in self.judgements if one.reviewer == reviewer}
 
-    def undoable(self, reviewer: str) -> Judgement | None:
+    def latest(self, reviewer: str) -> Judgement | None:
         """The judgement that this reviewer's last line holds; None when that line retracts one, or there is none."""
-        return next((one for one in self.judgements if one.n == self._latest(reviewer)), None)
+        n = next((line["n"] for line in reversed(self.chain.lines) if line["reviewer"] == reviewer), 0)
+        return next((one for one in self.judgements if one.n == n), None)
 
-    def _latest(self, reviewer: str) -> int:
-        return next((int(line["n"]) for line in reversed(self.chain.lines) if line["reviewer"] == reviewer), 0)
+    def undoable(self, reviewer: str) -> Judgement | None:
+        """The same, unless it is a grave one."""
+        latest = self.latest(reviewer)
+        return None if latest is None or latest.grave else latest
 
     @property
     def reviewers(self) -> tuple[str, ...]:
@@ -114,15 +122,16 @@ def sides(sample: Sample, showing: Showing, reviewer: str) -> tuple[str, tuple[S
 def read_record(folder: Path, sample: Sample) -> Record:
     """The record in the review folder, verified line by line against its chain, its head and the sample.
 
-    Raises CheckpointError naming the line that is wrong.
+    Raises CheckpointError naming the line that is wrong, or when another sample lies there now.
     """
+    _require_drawn(folder, sample)
     return _record(read_chain(folder, sample.payload_digest), sample, str(folder / RECORD))
 
 
 def judge(
     folder: Path, sample: Sample, reviewer: str, said: Said, shown: datetime, *, now: datetime | None = None
-) -> Judgement:
-    """Append one judgement; it is on disk when this returns.
+) -> tuple[Judgement, Record]:
+    """Append one judgement; it is on disk when this returns, with the record as it was before.
 
     Args:
         shown: when the pair was shown; now: when it was judged, the present if left out.
@@ -161,7 +170,7 @@ def judge(
         if showing.id in record.of(reviewer):
             raise RequestError("you judged this pair already", next="Undo that first")
         line = append(content)
-    return _judgement(line, sample, str(folder / RECORD))
+    return _judgement(line, sample, str(folder / RECORD)), record
 
 
 def retract(folder: Path, sample: Sample, reviewer: str) -> Judgement:
@@ -172,10 +181,18 @@ def retract(folder: Path, sample: Sample, reviewer: str) -> Judgement:
     with _writing(folder, sample) as (record, append):
         last = record.undoable(reviewer)
         if last is None:
-            raise RequestError("there is nothing to undo", next="Only the pair just judged can be judged again")
+            raise RequestError(
+                "there is nothing to undo",
+                next="Only the last judgement can be, and none of a major or critical degree",
+            )
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         append({"kind": "retraction", "retracts": last.n, "reviewer": reviewer, "judged": now})
     return last
+
+
+def _require_drawn(folder: Path, sample: Sample) -> None:
+    if sample_id(folder) != sample.id:
+        raise CheckpointError("was drawn anew meanwhile", where=str(folder / SAMPLE), next="Open the page again")
 
 
 @contextmanager
@@ -198,8 +215,7 @@ def _writing(folder: Path, sample: Sample) -> Iterator[tuple[Record, _Append]]:
     """The verified record and a way to append to it, the folder locked. A line that was never finished is set aside."""
     with locked(folder):
         path = folder / RECORD
-        if sample_id(folder) != sample.id:
-            raise CheckpointError("was drawn anew meanwhile", where=str(folder / SAMPLE), next="Open the page again")
+        _require_drawn(folder, sample)
         chain = read_chain(folder, sample.payload_digest)
         if chain.torn:
             write_text(folder / f"torn-after-line-{len(chain.lines)}.txt", chain.torn.decode("utf-8", "replace"))
@@ -214,20 +230,26 @@ class _Append:
         self._folder, self._sample, self._count, self._head = folder, sample, len(chain.lines), chain.head
 
     def __call__(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one line, flush it to disk, then renew the head."""
+        """Write one line, flush it to disk, then renew the head. What fails on the way leaves no line."""
         path = self._folder / RECORD
         if not self._count:
             self._renew_head()
         about = {"payload_digest": self._sample.payload_digest, "sample": self._sample.id}
         line = {"n": self._count + 1, "previous": self._head, **about, **content}
         raw = json.dumps(line, ensure_ascii=False, allow_nan=False).encode()
-        with path.open("ab") as file:
-            file.write(raw + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self._folder)
-        self._count, self._head = self._count + 1, hashlib.sha256(raw).hexdigest()
-        self._renew_head()
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(raw + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            sync(self._folder)
+            self._count, self._head = self._count + 1, hashlib.sha256(raw).hexdigest()
+            self._renew_head()
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
         return line
 
     def _renew_head(self) -> None:
@@ -247,11 +269,11 @@ def _record(chain: Chain, sample: Sample, where: str) -> Record:
             standing[one.n] = one
         elif line.get("kind") == "retraction":
             which = line.get("retracts")
-            retracted = standing.pop(which, None) if isinstance(which, int) else None
+            retracted = standing.pop(which, None) if type(which) is int else None
             if retracted is None or retracted.reviewer != line.get("reviewer"):
                 raise CheckpointError("retracts what does not stand", where=at, next=_ANEW)
-            if latest[retracted.reviewer] != which:
-                raise CheckpointError("retracts what its reviewer did not say last", where=at, next=_ANEW)
+            if latest[retracted.reviewer] != which or retracted.grave:
+                raise CheckpointError("retracts what could not be undone any more", where=at, next=_ANEW)
         else:
             raise CheckpointError(
                 f"is a {str(line.get('kind'))[:40]!r}, which a record has none of", where=at, next=_ANEW

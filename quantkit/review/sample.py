@@ -28,8 +28,6 @@ from quantkit.review.plan import Plan
 Kind = Literal["pair", "catch", "repeat"]
 KINDS: tuple[Kind, ...] = ("pair", "catch", "repeat")
 T = TypeVar("T")
-_VERSION = 2
-_ANEW = "Start over: quantkit review ARTIFACT --redraw"
 _APART = 5
 """Showings between a pair and its repeat at least, where there are as many."""
 
@@ -132,16 +130,11 @@ def write_sample(folder: Path, sample: Sample) -> None:
 
 
 def read_sample(folder: Path, payload_digest: str) -> Sample | None:
-    """The sample in the review folder; None when none was drawn.
-
-    CheckpointError when it is of another payload, or of a form this version does not read.
-    """
+    """The sample in the review folder; None when none was drawn. CheckpointError when it is of another payload."""
     path = folder / SAMPLE
     found = read_evidence(path, payload_digest)
     if found is None:
         return None
-    if found.get("version") != _VERSION:
-        raise CheckpointError("was drawn by another version of quantkit", where=str(path), next=_ANEW)
     try:
         answers = {key: answer_of(one, str(path)) for key, one in found["answers"].items()}
         items = {
@@ -156,7 +149,9 @@ def read_sample(folder: Path, payload_digest: str) -> Sample | None:
         drawn_from = str(found["drawn_from"])
         _require_form(items, answers, showings, plan)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecipeError) as error:
-        raise CheckpointError(f"not a sample ({error!r})"[:300], where=str(path), next=_ANEW) from None
+        raise CheckpointError(
+            f"not a sample ({error!r})"[:300], where=str(path), next="Start over: quantkit review ARTIFACT --redraw"
+        ) from None
     return Sample(sample_id(folder), payload_digest, drawn_from, seed, plan, prompts, items, extra, showings)
 
 
@@ -185,7 +180,7 @@ def _content(sample: Sample) -> dict[str, Any]:
     answers = {**{key: item.answer for key, item in sample.items.items()}, **sample.extra}
     return {
         "kind": "review sample",
-        "version": _VERSION,
+        "version": 1,
         "drawn_from": sample.drawn_from,
         "seed": sample.seed,
         "plan": sample.plan.as_dict(),

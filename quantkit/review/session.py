@@ -20,7 +20,7 @@ from quantkit.review import record
 from quantkit.review.decide import Tally, tally
 from quantkit.review.record import Judgement, Record, Said, check_reviewer, read_record
 from quantkit.review.sample import Sample, Showing
-from quantkit.review.status import review_status, sign
+from quantkit.review.status import drawn_from, review_status, sign
 from quantkit.review.words import Segments, differing
 
 _GUESS_S = 20.0
@@ -38,6 +38,7 @@ class Session:
             check_reviewer(reviewer)
         self._artifact, self._sample, self._fixed = artifact, sample, reviewer
         self._folder = artifact / people.FOLDER
+        self._cut = {one.id: one.cut for one in drawn_from(artifact, sample) or ()}
         self._since: dict[tuple[str, str], datetime] = {}
         self._lock = threading.Lock()
 
@@ -50,7 +51,7 @@ class Session:
         Raises RequestError for a name that is none, CheckpointError for a damaged record.
         """
         name = self._fixed or reviewer
-        about = {"artifact": self._artifact.resolve().name}
+        about = {"artifact": shown(self._artifact.resolve().name)}
         if not name:
             return {**about, "reviewer": "", "pair": None, "done": None, "progress": self._progress(None, ())}
         check_reviewer(name)
@@ -82,8 +83,7 @@ class Session:
             shown_at = self._since.get((name, said.showing))
             if shown_at is None:
                 raise RequestError("this pair was not shown to you yet", next="Reload the page")
-            before = read_record(self._folder, self._sample)
-            record.judge(self._folder, self._sample, name, said, shown_at)
+            _, before = record.judge(self._folder, self._sample, name, said, shown_at)
         return {"told": f"Kept.{self._names(before, name)}"}
 
     def undo(self, reviewer: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Session:
         self._since.setdefault((reviewer, showing.id), datetime.now(UTC))
         answer = self._sample.answer(showing.item)
         _, drawn = record.sides(self._sample, showing, reviewer)
-        order = ("baseline", "baseline") if showing.kind == "catch" else drawn
+        order = (drawn[0], drawn[0]) if showing.kind == "catch" else drawn
         first, second = differing(*(shown(getattr(answer, side)) for side in order))
         return {
             "id": showing.id,
@@ -112,12 +112,13 @@ class Session:
             "turns": [{"role": shown(role), "text": shown(text)} for role, text in answer.messages],
             "criteria": shown(answer.criteria),
             "answers": [_plain(first), _plain(second)],
-            "cut": [side in answer.cut for side in order],
+            "cut": [side in self._cut.get(answer.id, ()) for side in order],
         }
 
     def _names(self, kept: Record, reviewer: str) -> str:
-        """Who was who in the pair that could be undone until now; nothing while a repeat of it is to come."""
-        made = kept.undoable(reviewer)
+        """Who was who in the pair judged last, by the record before this judgement; nothing of a pair that is yet to be
+        judged, or to be judged again."""
+        made = kept.latest(reviewer)
         if made is None:
             return ""
         answer = self._sample.answer(made.item)
@@ -126,8 +127,8 @@ class Session:
         if made.kind == "catch":
             slip = made.outcome in ("better", "worse")
             return f"{about} a check, both answers were the same{', word for word' if slip else ''}."
-        again = {one.id for one in self._sample.showings if one.kind == "repeat" and one.item == made.item}
-        if not again <= kept.of(reviewer).keys():
+        both = {one.id for one in self._sample.showings if one.kind != "catch" and one.item == made.item}
+        if not both <= kept.of(reviewer).keys():
             return ""
         showing = next(one for one in self._sample.showings if one.id == made.showing)
         _, order = record.sides(self._sample, showing, reviewer)

@@ -14,7 +14,7 @@ from quantkit.artifact.people import Decision, Signoff, Waiver, Word
 from quantkit.artifact.read import open_artifact
 from quantkit.errors import CheckpointError, QuantkitError, RecipeError
 from quantkit.gate.evidence import FOLDER, read_evidence, write_evidence
-from quantkit.review.answers import ANSWERS, read_answers
+from quantkit.review.answers import ANSWERS, Answer, read_answers
 from quantkit.review.decide import Tally, tally
 from quantkit.review.plan import Plan
 from quantkit.review.record import Record, check_reviewer, locked, read_record
@@ -126,16 +126,22 @@ def open_sample(artifact: Path | str, *, redraw: bool = False) -> Sample:
     return sample
 
 
+def drawn_from(artifact: Path | str, sample: Sample) -> list[Answer] | None:
+    """The gate's answers that the sample was drawn from; None when they are gone."""
+    answers = Path(artifact) / FOLDER / ANSWERS
+    if not answers.exists() or digest_file(answers).sha256 != sample.drawn_from:
+        return None
+    return read_answers(answers, sample.payload_digest)
+
+
 def check_draw(artifact: Path | str, sample: Sample) -> bool:
     """Whether the answers are still there that the sample was drawn from, and so the drawing could be checked.
 
     Raises CheckpointError when they give another sample: somebody picked it by hand.
     """
-    folder = Path(artifact)
-    answers = folder / FOLDER / ANSWERS
-    if not answers.exists() or digest_file(answers).sha256 != sample.drawn_from:
+    folder, rows = Path(artifact), drawn_from(artifact, sample)
+    if rows is None:
         return False
-    rows = read_answers(answers, sample.payload_digest)
     if draw(rows, sample.plan, sample.seed, sample.payload_digest, sample.drawn_from) != sample:
         raise CheckpointError(
             "is not what its seed, plan and answers give: it was picked by hand",

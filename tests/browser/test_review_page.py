@@ -163,17 +163,21 @@ def test_rated_to_the_end_and_signed_the_command_ends_with_a_pass(artifact: Path
     assert review_status(artifact).verdict == "pass"
 
 
-def test_a_critical_judgement_ends_the_review_and_can_be_taken_back(artifact: Path, page: Page) -> None:
+def test_a_critical_judgement_asks_once_more_ends_the_review_and_stands(artifact: Path, page: Page) -> None:
     with Review(artifact) as review:
         start(page, review.url)
         while page.evaluate("document.getElementById('done').hidden"):
-            keep(page, "1", "c")
+            before = page.evaluate("document.getElementById('progress').textContent")
+            page.press("1", "c", "Enter")
+            page.wait("document.getElementById('told').textContent.includes('cannot be undone')")
+            assert page.evaluate("document.getElementById('progress').textContent") == before
+            keep(page)
+            assert page.evaluate("document.getElementById('undo').disabled")
         assert "Rejected" in page.text()
         assert "A critical regression at p" in page.text()
-        page.press("u")
-        page.wait("!document.getElementById('pair').hidden")
+        assert page.evaluate("document.getElementById('take-back').disabled")
         review.process.send_signal(signal.SIGINT)
-        assert review.process.wait(timeout=20) == 12
+        assert review.process.wait(timeout=20) == 10
 
 
 def test_hostile_text_stays_text(artifact: Path, page: Page) -> None:

@@ -178,13 +178,15 @@ def test_several_reviewers_make_a_defect_by_half_and_an_alpha(tmp_path: Path) ->
     assert [reviewer.name for reviewer in found.reviewers] == ["Ann", "Bo", "Cy"]
 
 
-def test_an_undone_grave_judgement_is_noted(tmp_path: Path) -> None:
+def test_a_grave_judgement_stands_whichever_answer_it_is_said_of(tmp_path: Path) -> None:
+    """What follows from it, a rejection or another pair, tells which one it was."""
+    from quantkit.errors import RequestError
     from quantkit.review.record import retract
 
     sample = make(tmp_path)
     number = next(i for i, one in enumerate(sample.showings) if one.kind == "pair")
-    judge(tmp_path, sample, "Ann", say(sample, number, "worse", "critical"), T0)
-    retract(tmp_path, sample, "Ann")
-    found = told(tmp_path, sample)
-    assert found.decision == "continue"
-    assert found.notes == ("1 major or critical judgement undone; the record keeps what was said",)
+    for reviewer, outcome, decision in (("Ann", "better", "continue"), ("Bo", "worse", "reject")):
+        judge(tmp_path, sample, reviewer, say(sample, number, outcome, "critical", reviewer), T0)
+        with pytest.raises(RequestError, match="nothing to undo"):
+            retract(tmp_path, sample, reviewer)
+        assert told(tmp_path, sample).decision == decision

@@ -157,7 +157,7 @@ def rechained(folder: Path, edit: Callable[[list[dict[str, Any]]], None]) -> Non
         (lambda ls: ls[0].update(kind="poem"), "is a 'poem'"),
         (lambda ls: ls.append(dict(ls[0])), "had judged already"),
         (lambda ls: ls[1].update(kind="retraction", retracts=9), "retracts what does not stand"),
-        (lambda ls: ls[2].update(kind="retraction", retracts=1), "retracts what its reviewer did not say last"),
+        (lambda ls: ls[2].update(kind="retraction", retracts=1), "retracts what could not be undone"),
         (lambda ls: ls[0].update(sample="sha256:other"), "about another sample"),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_changed_sample_is_refused_by_the_record(tmp_path: Path, sample: Sampl
     rate(tmp_path, sample, most=2)
     path = tmp_path / "sample.json"
     path.write_text(path.read_text(encoding="utf-8").replace("arrives", "leaves"), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="about another sample"):
+    with pytest.raises(CheckpointError, match="was drawn anew meanwhile"):
         read_record(tmp_path, sample)
     with pytest.raises(CheckpointError, match="drawn anew meanwhile"):
         judge(tmp_path, sample, "Ann", say(sample, 2, "tie"), T0)
@@ -259,3 +259,33 @@ def test_nobody_judges_a_pair_twice(tmp_path: Path, sample: Sample) -> None:
     rate(tmp_path, sample, most=1)
     with pytest.raises(RequestError, match="judged this pair already"):
         judge(tmp_path, sample, "Ann", say(sample, 0, "better"), T0)
+
+
+def test_a_line_that_could_not_be_made_safe_is_taken_back(
+    tmp_path: Path, sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or else the reviewer is told that nothing was kept, and it was."""
+    rate(tmp_path, sample, most=2)
+    before = (tmp_path / "record.jsonl").read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("quantkit.review.record.write_evidence", full)
+    with pytest.raises(OSError, match="No space left"):
+        judge(tmp_path, sample, "Ann", say(sample, 2, "better"), T0)
+    assert (tmp_path / "record.jsonl").read_bytes() == before
+    monkeypatch.undo()
+    judge(tmp_path, sample, "Ann", say(sample, 2, "better"), T0)
+    assert len(read_record(tmp_path, sample).judgements) == 3
+
+
+def test_a_head_of_no_lines_without_a_record_says_nothing(tmp_path: Path, sample: Sample) -> None:
+    """What a first judgement leaves that was interrupted before its line."""
+    rate(tmp_path, sample, most=1)
+    head = json.loads((tmp_path / "head.json").read_bytes())
+    (tmp_path / "record.jsonl").unlink()
+    (tmp_path / "head.json").write_text(json.dumps(head | {"lines": 0, "sha256": "of another sample"}))
+    assert read_record(tmp_path, sample).judgements == ()
+    judge(tmp_path, sample, "Ann", say(sample, 0, "tie"), T0)
+    assert len(read_record(tmp_path, sample).judgements) == 1
