@@ -26,7 +26,7 @@ from quantkit.errors import CheckpointError
 from quantkit.freed_memory import collect_and_return
 from quantkit.gate.verdict import EXIT_CODES
 from quantkit.recipe.load import LoadedRecipe
-from quantkit.report import write_report
+from quantkit.report import gather, worth_a_look, write_report
 from quantkit.review.answers import ANSWERS
 from quantkit.review.status import joined, open_sample, review_status
 
@@ -98,14 +98,15 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
                 open_sample(out)
             report = write_report(out)
     judged = next(run for run in runs if run.name == "gate").facts
-    review = review_status(out)
+    review, details = review_status(out), gather(out).gate
+    worth = worth_a_look(details) if details is not None else []
     verdict = joined(judged["verdict"], review.verdict)
     return Built(
         folder=out,
         payload_digest=artifact.payload_digest,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        rules=(*judged["rules"], f"people: {review.reason}"),
+        rules=(*judged["rules"], *(f"worth a look: {text}" for text in worth), f"people: {review.reason}"),
         source_bytes=artifact.source_weight_bytes,
         weight_bytes=artifact.weight_bytes,
         report=report,

@@ -44,6 +44,8 @@ def _fitted(text: str, source: str | None, base: Path) -> tuple[str, str]:
     from quantkit.build.fitting import fitting_group
 
     size = fitting_group(source, base)
-    if size in (None, 128):
+    if size is None:
+        return text, "; 4-bit groups of 128, not yet checked against the source"
+    if size == 128:
         return text, ""
     return text.replace("W4A16_G128", f"W4A16_G{size}"), f"; 4-bit groups of {size}, since 128 does not divide here"

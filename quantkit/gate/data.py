@@ -150,7 +150,9 @@ def make_windows(
         total += len(kept)
         rows.append(Window(item.id, item.category, item.language, tuple(kept), first, len(kept) < len(ids)))
     if len(rows) < 2:
-        raise RecipeError("fewer than two usable held-out conversations", next="Give the gate more data")
+        raise RecipeError(
+            "fewer than two usable held-out conversations", next="Give the gate more data, or a higher limit of tokens"
+        )
     digest = hashlib.sha256()
     for row in rows:
         digest.update(f"{row.id}\0{row.first}\0{','.join(map(str, row.ids))}\n".encode())

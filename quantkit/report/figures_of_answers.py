@@ -49,6 +49,11 @@ def surely_worse(gate: Mapping[str, Any]) -> list[Row]:
     return [rule for rule in gate["verdict"]["rules"] if rule["outcome"] == "unproven" and rule["name"] in lost]
 
 
+def worth_a_look(gate: Mapping[str, Any]) -> list[str]:
+    """What decides nothing and a reader should know all the same, in sentences."""
+    return [*(str(rule["text"]) for rule in surely_worse(gate)), *map(str, gate["verdict"]["notes"])]
+
+
 def answer_figures(answers: Mapping[str, Any]) -> AnswerFigures:
     """From the `answers` of a gate's details."""
     checked = [row for row in answers["rows"] if "change" in row]

@@ -11,7 +11,7 @@ from typing import Any
 
 from quantkit.report.escape import shorten, shown
 from quantkit.report.figures import figure_table
-from quantkit.report.figures_of_answers import surely_worse
+from quantkit.report.figures_of_answers import worth_a_look
 from quantkit.report.html import MEANINGS, TITLES
 from quantkit.report.model import Report
 from quantkit.report.tiles import tiles
@@ -56,8 +56,7 @@ def _deciding(report: Report, gate: Mapping[str, Any]) -> list[str]:
         lines.append(f"- {len(rules) - RULES} more")
     every = [rule["outcome"] for rule in gate["verdict"]["rules"]]
     lines.append(f"- {every.count('pass')} of {len(every)} rules hold")
-    worth = [*(rule["text"] for rule in surely_worse(gate)), *gate["verdict"]["notes"]]
-    lines += [f"- worth a look: {escaped(text)}" for text in worth[:RULES]]
+    lines += [f"- worth a look: {escaped(text)}" for text in worth_a_look(gate)[:RULES]]
     lines.append(f"- covers {escaped(described(gate['verdict']['coverage']))}")
     if report.review:
         lines.append(f"- people: {escaped(report.review['reason'])}")

@@ -102,3 +102,10 @@ def test_plan_prints_stages_and_schemes_or_json(tmp_path: Path, capsys: pytest.C
         assert word in text
     assert run([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["budget_bits"] == 9.0
+
+
+def test_init_says_when_the_source_was_not_asked_about_groups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init", str(tmp_path / "r.yaml"), "--source", "package:no_such_package/model.gguf"]) == 0
+    assert "4-bit groups of 128, not yet checked against the source" in capsys.readouterr().out
