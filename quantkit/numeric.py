@@ -14,3 +14,8 @@ def is_number(value: Any) -> TypeGuard[float]:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def rounded_up(value: float, digits: int) -> float:
+    """The least number of so many decimals that is not below `value`: what may be advised as a lower limit."""
+    return math.ceil(value * 10**digits) / 10**digits

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from quantkit.build.allocation import read_allocation
 from quantkit.errors import RecipeError
 from quantkit.formats.schemes import SCHEMES, Scheme
+from quantkit.numeric import rounded_up
 from quantkit.program.ir import Program, Weight
 from quantkit.recipe.load import LoadedRecipe
 from quantkit.recipe.schema import Override
@@ -98,7 +99,7 @@ def _budget(
         return least, source_bits
     if budget < least - 1e-9:
         raise RecipeError(
-            f"a budget of {said} cannot be met; the least feasible value is {math.ceil(least * 1000) / 1000:.3f} bits "
+            f"a budget of {said} cannot be met; the least feasible value is {rounded_up(least, 3):.3f} bits "
             f"a weight, "
             f"{math.ceil(least * total / 8):,} bytes",
             where=loaded.where("quantization", "budget_bytes" if in_bytes else "budget_bits"),

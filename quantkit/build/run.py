@@ -96,10 +96,11 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
             artifact = place(folders["package"], folders["gate"], records, out)
             if (out / EVIDENCE / ANSWERS).exists():
                 open_sample(out)
-            report = write_report(out)
+            report = gather(out)
+            page = write_report(out, report)
     judged = next(run for run in runs if run.name == "gate").facts
-    review, details = review_status(out), gather(out).gate
-    worth = worth_a_look(details) if details is not None else []
+    review = review_status(out)
+    worth = worth_a_look(report.gate) if report.gate is not None else []
     verdict = joined(judged["verdict"], review.verdict)
     return Built(
         folder=out,
@@ -109,7 +110,7 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         rules=(*judged["rules"], *(f"worth a look: {text}" for text in worth), f"people: {review.reason}"),
         source_bytes=artifact.source_weight_bytes,
         weight_bytes=artifact.weight_bytes,
-        report=report,
+        report=page,
         run=record,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.paths import OutPath, RecipePath, Sets, artifact_folder
+from quantkit.numeric import rounded_up
 from quantkit.terminal import printable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def plan_text(made: Plan) -> str:
         f"   ({_mb(made.available_memory_bytes)} of memory available)",
         "",
         f"  budget {made.budget_bits:g} bits a weight over the decoder layers' matrices, "
-        f"least feasible {math.ceil(made.least_bits * 1000) / 1000:.3f}; lm_head {made.head}",
+        f"least feasible {rounded_up(made.least_bits, 3):.3f}; lm_head {made.head}",
         *_schemes(made),
         "",
         *(f"  {line}" for line in _calibration(made)),

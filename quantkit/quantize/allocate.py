@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from quantkit.errors import RecipeError
+from quantkit.numeric import rounded_up
 
 TOLERANCE = 1e-6
 """Bits a weight by which an allocation may exceed its budget (the solver's feasibility tolerance)."""
@@ -61,8 +61,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget_bits: float) -> dic
     if not budget_bits >= least - TOLERANCE:  # NaN too
         raise RecipeError(
             f"a budget of {budget_bits:.10g} bits a weight is infeasible for the schemes allowed",
-            next=f"The least feasible value is {math.ceil(least * 1e4) / 1e4:.4f}: raise the budget or allow cheaper "
-            "schemes",
+            next=f"The least feasible value is {rounded_up(least, 4):.4f}: raise the budget or allow cheaper schemes",
         )
     for group, choices in options.items():
         for option in choices:

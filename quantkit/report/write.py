@@ -39,12 +39,15 @@ def render(artifact: Path | str, form: str) -> str:
     return _rendered(Path(artifact), gather(artifact), form)
 
 
-def write_report(artifact: Path | str) -> Path:
+def write_report(artifact: Path | str, gathered: Report | None = None) -> Path:
     """Write every form into `evidence/report/` of the artifact; returns the path of the page.
+
+    Args:
+        gathered: what `gather` gave of this artifact, where it has been called already.
 
     Raises CheckpointError when artifact or evidence cannot be trusted or read.
     """
-    folder, report = Path(artifact), gather(artifact)
+    folder, report = Path(artifact), gathered or gather(artifact)
     made = {file: _rendered(folder, report, form) for form, (file, _) in FORMS.items()}
     for file, text in made.items():
         write_text(folder / PLACE / file, text)

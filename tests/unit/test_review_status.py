@@ -154,6 +154,7 @@ def test_a_tail_cut_off_with_its_head_is_seen_by_the_sign_off(artifact: Path) ->
     [
         ({"payload_digest": "sha256:other"}, "is about another payload"),
         ({"decision": "reject"}, "its own tally decides otherwise"),
+        ({"decision": "reject", "tally": {"decision": "reject"}}, "the record it signs says accept"),
         ({"decision": "maybe"}, "not a sign-off"),
         ({"record": {"lines": 3, "sha256": "0" * 64}}, "line 3 was changed since 3 lines were signed"),
         ({"record": {"lines": -1, "sha256": "0" * 64}}, "no number of lines"),
