@@ -203,7 +203,7 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
         for side in caches:
             paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
             dtype = KV_DTYPES[kv.format]
-            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
+            side[layer] = (cpu.streamed_tensor if spill is None else spill.tensor)(*paged, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)

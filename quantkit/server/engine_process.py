@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from quantkit.errors import QuantkitError, RequestError
+from quantkit.freed_memory import collect_and_return
 from quantkit.parent import die_with
 from quantkit.runtime.engine import EngineCore
 from quantkit.runtime.request import EngineRequest, RequestOutput
@@ -52,7 +53,7 @@ def main(address: str, parent: int) -> int:
             socket.send(messages.encode(Failed(f"internal error while loading: {type(error).__name__}: {error}", 1)))
             return 1
         socket.send(messages.encode(started))
-        gc.collect()
+        collect_and_return()
         gc.freeze()
         _serve(loaded.core, socket)
     return 0

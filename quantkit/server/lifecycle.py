@@ -1,4 +1,7 @@
-"""A server's life: socket, engine, ready, drain, exit. Runs in the front process and never imports torch."""
+"""A server's life: socket, engine, ready, drain, exit. Runs in the front process and never imports torch.
+
+The engine's process is started before the API's own modules are read: the two take their time side by side.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,21 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
-from quantkit.server.app import Service, build_app
 from quantkit.server.binding import check_keys, listen
-from quantkit.server.connection import patient
 from quantkit.server.limits import allow_connections, limit_memory
+from quantkit.server.link import EngineLink
 from quantkit.server.messages import LoadOptions, Started
 from quantkit.server.metrics import Metrics
 from quantkit.server.records import AccessLog
 from quantkit.server.supervisor import Patience, Supervisor
+
+if TYPE_CHECKING:
+    from quantkit.server.http import HttpServer
 
 _INTERRUPTED = 130
 _FRONT_BYTES = 4 << 30
@@ -67,14 +71,6 @@ def serve(config: ServeConfig, announce: Callable[[Started, str], None]) -> int:
         return asyncio.run(_Server(config, listening).run(announce))
 
 
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handling: draining comes before closing."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
 class _Server:
     def __init__(self, config: ServeConfig, listening: socket.socket) -> None:
         self._config, self._listening = config, listening
@@ -82,68 +78,72 @@ class _Server:
         self._supervisor = Supervisor(
             config.engine, config.patience, self._metrics.engine_started, self._metrics.engine_report, self._engine_died
         )
-        self._service = Service(
-            config.name,
-            self._supervisor,
-            self._metrics,
-            self._log,
-            config.keys,
-            config.queue_limit,
-            config.body_limit,
-            config.request_seconds,
-        )
         self._stop = asyncio.Event()
 
     async def run(self, announce: Callable[[Started, str], None]) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signal)
-        http = _Uvicorn(
-            uvicorn.Config(
-                build_app(self._service),
-                http=patient(self._config.request_seconds),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=5,
-            )
-        )
-        serving = asyncio.ensure_future(http.serve(sockets=[self._listening]))
-        engine = asyncio.ensure_future(self._engine(announce))
-        stopping = asyncio.ensure_future(self._stop.wait())
+        loading = asyncio.ensure_future(self._supervisor.start())
+        tasks: list[asyncio.Future[Any]] = [loading]
+        http = None
         try:
+            http = await asyncio.to_thread(self._http)
+            serving = asyncio.ensure_future(http.serve(sockets=[self._listening]))
+            engine = asyncio.ensure_future(self._engine(loading, http, announce))
+            stopping = asyncio.ensure_future(self._stop.wait())
+            tasks += [engine, stopping]
             await asyncio.wait((serving, engine, stopping), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
             if engine.done():
                 engine.result()
-            if self._service.started is not None:
-                await self._drain()
+            if http.service.started is not None:
+                await self._drain(http)
             return 0
         finally:
-            for task in (engine, stopping):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(engine, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._supervisor.stop(2.0)
-            http.should_exit = True
-            await asyncio.gather(serving, return_exceptions=True)
+            if http is not None:
+                http.should_exit = True
+                await asyncio.gather(serving, return_exceptions=True)
             self._log.close()
 
-    async def _engine(self, announce: Callable[[Started, str], None]) -> None:
-        link = await self._supervisor.start()
-        self._service.loaded(link.started, link.text)
+    def _http(self) -> HttpServer:
+        from quantkit.server.app import Service
+        from quantkit.server.http import HttpServer
+
+        config = self._config
+        return HttpServer(
+            Service(
+                config.name,
+                self._supervisor,
+                self._metrics,
+                self._log,
+                config.keys,
+                config.queue_limit,
+                config.body_limit,
+                config.request_seconds,
+            )
+        )
+
+    async def _engine(
+        self, loading: asyncio.Future[EngineLink], http: HttpServer, announce: Callable[[Started, str], None]
+    ) -> None:
+        link = await loading
+        http.service.loaded(link.started, link.text)
         host, port = self._listening.getsockname()[:2]
         announce(link.started, f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await self._supervisor.run()
 
-    async def _drain(self) -> None:
+    async def _drain(self, http: HttpServer) -> None:
         """Finish what was accepted, within the deadline."""
-        self._service.admission.drain()
+        http.service.admission.drain()
         self._log.event("draining", seconds=self._config.drain_seconds)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._service.admission.empty(), self._config.drain_seconds)
+            await asyncio.wait_for(http.service.admission.empty(), self._config.drain_seconds)
 
     def _signal(self) -> None:
         if self._stop.is_set():

@@ -14,14 +14,17 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import zmq
 
 from quantkit.errors import PreflightError, QuantkitError
-from quantkit.runtime.text import ChatText
 from quantkit.server import messages
 from quantkit.server.channel import Channel
 from quantkit.server.messages import Failed, FromEngine, LoadOptions, Report, Start, Started, ToEngine
+
+if TYPE_CHECKING:
+    from quantkit.runtime.text import ChatText
 
 
 class EngineLink:
@@ -57,7 +60,7 @@ class EngineLink:
                 error = QuantkitError(answer.message)
                 error.exit_code = answer.exit_code
                 raise error
-            return cls(process, channel, answer, await asyncio.to_thread(ChatText, answer.text_folder))
+            return cls(process, channel, answer, await asyncio.to_thread(_read_text, answer.text_folder))
         except BaseException:
             channel.close()
             if process is not None and process.returncode is None:
@@ -128,6 +131,12 @@ async def _first_answer(process: asyncio.subprocess.Process, channel: Channel, s
         )
     finally:
         ending.cancel()
+
+
+def _read_text(folder: str) -> ChatText:
+    from quantkit.runtime.text import ChatText  # its modules are read while the engine loads
+
+    return ChatText(folder)
 
 
 def _ending(returncode: int) -> str:
