@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quantkit.terminal import printable
+
 if TYPE_CHECKING:
     from quantkit.runtime.api import Engine
     from quantkit.runtime.sampling import SamplingParams
@@ -41,17 +43,24 @@ def chat(
     params = engine.text.default_sampling(**{name: value for name, value in given.items() if value is not None})
     with closing(engine):
         if prompt is not None:
+            if judged := _judged(engine):
+                typer.echo(f"verdict {judged}", err=True)
             _answer(engine, [*_opening(system), _said("user", _read(prompt))], params)
         else:
             _converse(engine, system, params)
 
 
+def _judged(engine: Engine) -> str:
+    """The verdict that a user should know of, else nothing."""
+    verdict = engine.loaded.standing.verdict
+    return "" if verdict in ("pass", "none") else verdict
+
+
 def _converse(engine: Engine, system: str, params: SamplingParams) -> None:
     from quantkit.errors import RequestError
 
-    verdict = engine.loaded.standing.verdict
-    judged = "" if verdict in ("pass", "none") else f", {verdict}"
-    typer.echo(f"{engine.loaded.executor.backend_name}{judged}. {HELP}", err=True)
+    judged = _judged(engine)
+    typer.echo(f"{engine.loaded.executor.backend_name}{judged and f', {judged}'}. {HELP}", err=True)
     messages = _opening(system)
     while (line := _next_line()) is not None:
         command, _, rest = line.partition(" ")
@@ -80,7 +89,7 @@ def _answer(engine: Engine, messages: list[dict[str, str]], params: SamplingPara
     for piece in engine.stream(messages, params):
         first = first or time.perf_counter()
         completion = piece.completion
-        sys.stdout.write(piece.text)
+        sys.stdout.write(_shown(piece.text) if sys.stdout.isatty() else piece.text)
         sys.stdout.flush()
     ended = time.perf_counter()
     sys.stdout.write("\n")
@@ -91,6 +100,11 @@ def _answer(engine: Engine, messages: list[dict[str, str]], params: SamplingPara
     speed = f"{(count - 1) / (ended - first):.1f} tokens/s" if count > 1 else "one token"
     typer.echo(f"[{count} tokens, {speed}, first after {1e3 * (first - began):.0f} ms]", err=True)
     return completion.text
+
+
+def _shown(text: str) -> str:
+    """A model's text, which must not command the terminal."""
+    return "\t".join(printable(part) for part in text.split("\t"))
 
 
 def _next_line() -> str | None:

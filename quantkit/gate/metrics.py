@@ -5,6 +5,7 @@ KL(base‖cand) = Σ_v p(v) (log p(v) - log q(v)), in nats, computed in float32 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -98,15 +99,15 @@ def summarize(scores: Scores) -> Summary:
     same, same_se = clustered_mean(scores.same.astype(float), scores.cluster)
     gap, gap_se = clustered_mean(scores.nll_cand - scores.nll_base, scores.cluster)
     ratio = float(np.exp(gap))
-    quantiles = np.quantile(scores.kl, LADDER)
+    quantiles = quantile(scores.kl, LADDER)
     return Summary(
         tokens=len(scores.kl),
         conversations=len(np.unique(scores.cluster)),
         mean_kl=mean_kl,
         mean_kl_se=mean_kl_se,
         median_kl=float(np.median(scores.kl)),
-        p99_kl=float(np.quantile(scores.kl, 0.99)),
-        p999_kl=float(np.quantile(scores.kl, 0.999)),
+        p99_kl=float(quantile(scores.kl, 0.99)),
+        p999_kl=float(quantile(scores.kl, 0.999)),
         max_kl=float(scores.kl.max()),
         same_top1=same,
         same_top1_se=same_se,
@@ -118,6 +119,11 @@ def summarize(scores: Scores) -> Summary:
         kl_quantiles=tuple(map(float, quantiles)),
         dp_quantiles=tuple(map(float, np.quantile(scores.dp, LADDER))),
     )
+
+
+def quantile(values: Floats, q: float | Sequence[float]) -> Floats:
+    """The least of `values` `[S]` that a share q of them does not exceed, as the rules take it: a value that occurs."""
+    return np.asarray(np.quantile(values, q, method="inverted_cdf"))
 
 
 def clustered_mean(values: Floats, cluster: NDArray[np.int32]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ from quantkit.gate.bootstrap import Estimate, Resampler, estimate
 from quantkit.gate.data import EvalSet, Window
 from quantkit.gate.domains import domains_of
 from quantkit.gate.evaluate import Choice, Compared
-from quantkit.gate.metrics import Scores, summarize
+from quantkit.gate.metrics import Scores, quantile, summarize
 from quantkit.gate.modules import run_modules
 from quantkit.gate.policy import Policy
 from quantkit.gate.tasks import SCORES, Score, score, table
@@ -82,7 +82,7 @@ def domain_rows(measured: Measured, policy: Policy) -> list[dict[str, Any]]:
                 "conversations": domain.conversations,
                 "tokens": int(chosen.sum()),
                 "mean_kl": _interval(candidate, policy),
-                "p99_kl": float(np.quantile(candidate.kl, 0.99)),
+                "p99_kl": float(quantile(candidate.kl, 0.99)),
                 "same_top1": float(candidate.same.mean()),
                 "ladder": {rung: _interval(scores.where(chosen), policy) for rung, scores in measured.ladder.items()},
             }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Outcome = Literal["pass", "fail", "inconclusive", "unproven", "unmeasurable"]
 """`unproven`: neither surely inside the limit nor surely beyond it. `unmeasurable`: the baseline itself cannot do it.
@@ -30,6 +32,13 @@ class Rule:
     outcome: Outcome
     text: str
     section: Section = "tokens"
+
+
+def tally(outcomes: Iterable[Outcome]) -> str:
+    """How many rules came out how: `19 rules hold, 4 unproven, 3 unmeasurable`."""
+    counts = Counter(outcomes)
+    others = (word for word in get_args(Outcome) if word != "pass" and counts[word])
+    return ", ".join([f"{counts['pass']} rules hold", *(f"{counts[word]} {word}" for word in others)])
 
 
 def exact(name: str, problems: int, text: str, section: Section) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from quantkit.gate.data import Window
 from quantkit.gate.domains import Domain, domains_of
 from quantkit.gate.metrics import Floats, Scores
 from quantkit.gate.policy import Domains, Limit, Policy, PolicyClass
-from quantkit.gate.rule import Outcome, Rule
+from quantkit.gate.rule import Outcome, Rule, tally
 
 EXIT_CODES = {"pass": 0, "fail": 10, "inconclusive": 11, "pending-review": 12}
 
@@ -66,9 +66,7 @@ class Verdict:
     @property
     def tally(self) -> str:
         """How many rules came out how: `19 rules hold, 4 unproven, 3 unmeasurable`."""
-        counts = {word: sum(rule.outcome == word for rule in self.rules) for word in get_args(Outcome)}
-        held = f"{counts.pop('pass')} rules hold"
-        return ", ".join([held, *(f"{count} {word}" for word, count in counts.items() if count)])
+        return tally(rule.outcome for rule in self.rules)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; the form of `evidence/gate/verdict.json`."""

@@ -151,7 +151,7 @@ def _solve(flat: Sequence[tuple[str, Option]], row: Mapping[str, int], budget_bi
     # HiGHS stops at an absolute gap of 1e-6; scaled like this that is one part in 10^11 of the greatest sensitivity.
     sensitivity *= 1e5 / max(float(np.abs(sensitivity).max()), np.finfo(np.float64).tiny)
     one_each = csr_array((np.ones(len(flat)), ([row[group] for group, _ in flat], range(len(flat)))))
-    with _stdout_to_stderr():
+    with _silent_stdout():
         result = milp(
             sensitivity,
             integrality=np.ones(len(flat)),
@@ -165,11 +165,12 @@ def _solve(flat: Sequence[tuple[str, Option]], row: Mapping[str, int], budget_bi
 
 
 @contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """HiGHS prints a line of its own to C's stdout now and then, whatever its options; ours carries results."""
+def _silent_stdout() -> Iterator[None]:
+    """HiGHS prints a line for its developers to C's stdout now and then, whatever its options; ours carries results."""
     sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
+    saved, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     try:
         yield
     finally:

@@ -64,6 +64,7 @@ def _report(
 ) -> Report:
     gptq = _facts(run, "quantize").get("gptq")
     answers = artifact.folder / FOLDER / ANSWERS
+    answered = gate is not None and gate["answers"] is not None  # else the file is an earlier judgement's
     return Report(
         name=artifact.folder.resolve().name,
         payload_digest=artifact.payload_digest,
@@ -78,7 +79,7 @@ def _report(
         commands=_commands(artifact, run),
         version=__version__,
         review=review,
-        answers=worst_answers(answers, artifact.payload_digest) if answers.exists() else (),
+        answers=worst_answers(answers, artifact.payload_digest) if answered and answers.exists() else (),
         search=search,
         gptq=None if gptq is None else {key: gptq[key] for key in ("fallbacks", "damping")},
         kernels=_kernels(artifact),

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quantkit.gate.rule import tally
 from quantkit.report.escape import shorten, shown
 from quantkit.report.figures import figure_table
 from quantkit.report.figures_of_answers import worth_a_look
@@ -54,8 +55,7 @@ def _deciding(report: Report, gate: Mapping[str, Any]) -> list[str]:
     lines = [f"- {_SIGNS[rule['outcome']]} {rule['outcome']}: {escaped(rule['text'])}" for rule in rules[:RULES]]
     if len(rules) > RULES:
         lines.append(f"- {len(rules) - RULES} more")
-    every = [rule["outcome"] for rule in gate["verdict"]["rules"]]
-    lines.append(f"- {every.count('pass')} of {len(every)} rules hold")
+    lines.append(f"- {tally(rule['outcome'] for rule in gate['verdict']['rules'])}")
     lines += [f"- worth a look: {escaped(text)}" for text in worth_a_look(gate)[:RULES]]
     lines.append(f"- covers {escaped(described(gate['verdict']['coverage']))}")
     if report.review:

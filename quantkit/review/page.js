@@ -274,6 +274,7 @@ document.addEventListener("keydown", (event) => {
     const button = [...document.querySelectorAll("[data-key]")].find(
       (each) => each.dataset.key === key && each.offsetParent !== null && !each.disabled,
     );
+    if (button === undefined && key === "u" && state.reviewer) tell("Nothing to undo: only the last judgement, before the next, and not a major or critical one.");
     const itself = event.key === "Enter" && event.target instanceof HTMLButtonElement; // reached by Tab
     if (button === undefined || itself) return;
     event.preventDefault();

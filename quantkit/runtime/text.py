@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Tokenizer
-
 from quantkit.errors import CheckpointError, RequestError
 from quantkit.runtime.chat_template import ChatTemplate, Message
 from quantkit.runtime.detokenizer import Detokenizer
 from quantkit.runtime.sampling import SamplingParams
+from quantkit.runtime.tokenizer import GuardedTokenizer
 
 if TYPE_CHECKING:
     from quantkit.models.source import ModelSource
@@ -48,17 +47,15 @@ class ChatText:
         config = _read_json(self.folder / "tokenizer_config.json")
         model = _read_json(self.folder / "config.json")
         self.generation_config = _read_json(self.folder / "generation_config.json")
-        self._tokenizer = _read_tokenizer(self.folder / "tokenizer.json")
+        self._tokenizer = GuardedTokenizer(self.folder / "tokenizer.json")
         tokens = _named_tokens(config)
         for content in tokens.values():
-            if self._tokenizer.token_to_id(content) is None:
-                self._tokenizer.add_special_tokens([AddedToken(content, special=True)])
-        self.special_token_ids = frozenset(
-            token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special
-        )
+            self._tokenizer.add_special(content)
+        self._added = self._tokenizer.added
+        self.special_token_ids = frozenset(token for token, added in self._added.items() if added.special)
         self.bos_token_id = self._id(tokens.get("bos_token"))
         self.eos_token_id = self._id(tokens.get("eos_token"))
-        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = self._tokenizer.vocab_size
         self.stop_token_ids = self._stop_set(model, tokens)
         self._adds_bos = config.get("add_bos_token") is True
         self._templates = {
@@ -92,23 +89,22 @@ class ChatText:
         """Token ids of `text`. With `add_special_tokens`, those the tokenizer adds to a bare prompt (BOS once).
 
         Raises:
-            RequestError: `text` is no Unicode text: half of a surrogate pair.
+            RequestError: `text` is no Unicode text (half of a surrogate pair), or the tokenizer cannot encode it.
         """
         if _HALF.search(text):
             raise RequestError("the text holds half of a surrogate pair, which is no character")
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         bos = self.bos_token_id
         if not add_special_tokens or bos is None:
             return ids
         if self._adds_bos and ids[:1] != [bos]:
             return [bos, *ids]
-        plain: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        plain = self._tokenizer.encode(text, add_special_tokens=False)
         return plain if plain[:1] == [bos] and ids[:2] == [bos, bos] else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`, special tokens left out unless told otherwise."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True, **kwargs: Any) -> str:
         """The conversation as the chat template writes it; `kwargs` (`tools`, ...) go to the template.
@@ -138,12 +134,12 @@ class ChatText:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for, be they part of a character; added tokens by name, unknown ids nothing."""
-        piece: str | None = self._tokenizer.id_to_token(token)
+        piece = self._tokenizer.piece_of(token)
         if piece is None:
             return b""
-        if token in self._tokenizer.get_added_tokens_decoder():
+        if token in self._added:
             return piece.encode()
-        if "ByteLevel" in repr(self._tokenizer.decoder):
+        if self._tokenizer.byte_level:
             return bytes(_BYTE_LEVEL[character] for character in piece if character in _BYTE_LEVEL)
         fallback = re.fullmatch(r"<0x([0-9A-F]{2})>", piece)
         return bytes([int(fallback.group(1), 16)]) if fallback else piece.replace("\u2581", " ").encode()
@@ -164,8 +160,7 @@ class ChatText:
         return SamplingParams(**(values | given))
 
     def _id(self, content: str | None) -> int | None:
-        token: int | None = None if content is None else self._tokenizer.token_to_id(content)
-        return token
+        return None if content is None else self._tokenizer.id_of(content)
 
     def _stop_set(self, model: dict[str, Any], tokens: dict[str, str]) -> frozenset[int]:
         listed = self.generation_config.get("eos_token_id", model.get("eos_token_id"))
@@ -191,18 +186,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError("not a JSON object", where=str(path))
     return value
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError("missing", where=str(path), next="A checkpoint needs its tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"not a tokenizer ({error})", where=str(path)) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:

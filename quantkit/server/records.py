@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import sys
 import threading
@@ -61,5 +62,6 @@ class AccessLog:
 
     def _write(self) -> None:
         while (line := self._queue.get()) is not None:
-            sys.stderr.write(msgspec.json.encode(line).decode() + "\n")
+            text = msgspec.json.encode(line).decode()
+            sys.stderr.write("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text) + "\n")
             sys.stderr.flush()

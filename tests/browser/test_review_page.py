@@ -107,6 +107,7 @@ def test_three_pairs_by_keyboard_undo_reload_and_a_record_that_verifies(
         assert shown(page) == third
         assert page.evaluate("document.getElementById('undo').disabled")
         page.press("u")
+        page.wait("document.getElementById('told').textContent.startsWith('Nothing to undo')")
         page.reload()
         page.wait("document.getElementById('progress').textContent.startsWith('2 of 11')")
         assert shown(page) == third

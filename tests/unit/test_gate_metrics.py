@@ -92,3 +92,10 @@ def test_bootstrap_quantile_of_the_sample_itself_is_the_quantile() -> None:
     found = Resampler(many.cluster, samples=100, seed=0).quantile(many.kl, 0.99)
     assert found[0] == pytest.approx(0.989)
     assert found[1:].max() <= 0.999
+
+
+def test_tables_and_rules_take_the_same_quantile() -> None:
+    many = scores(list(np.random.default_rng(2).exponential(size=777)), list(np.arange(777) // 9))
+    rule = Resampler(many.cluster, samples=1, seed=0).metric("p99_kl", many)[0]
+    assert summarize(many).p99_kl == rule
+    assert rule in many.kl

@@ -102,6 +102,7 @@ def test_markdown_links_mentions_and_formats_nothing_from_outside() -> None:
 
 def test_markdown_begins_with_the_verdict_and_what_decided_it() -> None:
     comment = render_markdown(report(gate=gate("it broke", outcome="fail", verdict="fail")))
+    assert "rules hold, 1 fail" in comment
     assert comment.splitlines()[0] == "### fine: Fail"
     assert comment.index("✗ fail: mean\\_kl: it broke") < comment.index("weights **")
     assert "| mean KL | 0.1 | ≤ 0.24 |" in comment
