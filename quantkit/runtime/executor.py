@@ -7,8 +7,6 @@ Binding happens once, at load; a step only copies its few integers in and runs t
 from __future__ import annotations
 
 import logging
-import math
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,15 +203,10 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
         for side in caches:
             paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
             dtype = KV_DTYPES[kv.format]
-            side[layer] = _untouched(paged, dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
+            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
     return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
-
-
-def _untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the kernel gives when they are first written: a cache takes what its sequences fill."""
-    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
 
 def _bind(
