@@ -16,7 +16,7 @@ def map_large_blocks() -> None:
     """Have glibc take large blocks from the system and hand them back when freed, each by itself."""
     setting = getattr(ctypes.CDLL(None), "mallopt", None)
     if setting is not None:
-        setting(_M_MMAP_THRESHOLD, 4 << 20)
+        setting(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def return_freed_memory() -> None:

@@ -30,7 +30,7 @@ class PeakMemory:
 
     def __init__(self, interval_s: float = 0.05) -> None:
         self._interval_s = interval_s
-        self._peak = 0
+        self._peak = self._span = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
@@ -48,10 +48,13 @@ class PeakMemory:
         now = anonymous_bytes()
         with self._lock:
             peak, self._peak = max(self._peak, now), 0
+            self._span += 1
         return peak
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval_s):
+            span = self._span
             now = anonymous_bytes()
             with self._lock:
-                self._peak = max(self._peak, now)
+                if span == self._span:  # else it was read, in part, before this span began
+                    self._peak = max(self._peak, now)
