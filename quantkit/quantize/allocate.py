@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +10,7 @@ import numpy as np
 
 from quantkit.errors import RecipeError
 from quantkit.numeric import rounded_up
+from quantkit.terminal import silenced
 
 TOLERANCE = 1e-6
 """Bits a weight by which an allocation may exceed its budget (the solver's feasibility tolerance)."""
@@ -151,7 +148,7 @@ def _solve(flat: Sequence[tuple[str, Option]], row: Mapping[str, int], budget_bi
     # HiGHS stops at an absolute gap of 1e-6; scaled like this that is one part in 10^11 of the greatest sensitivity.
     sensitivity *= 1e5 / max(float(np.abs(sensitivity).max()), np.finfo(np.float64).tiny)
     one_each = csr_array((np.ones(len(flat)), ([row[group] for group, _ in flat], range(len(flat)))))
-    with _silent_stdout():
+    with silenced(1):  # HiGHS prints a line for its developers now and then, whatever its options; ours carries results
         result = milp(
             sensitivity,
             integrality=np.ones(len(flat)),
@@ -162,21 +159,6 @@ def _solve(flat: Sequence[tuple[str, Option]], row: Mapping[str, int], budget_bi
     if result.x is None:
         raise RecipeError(f"the search for {budget_bits:g} bits a weight failed: {result.message}")
     return [take > 0.5 for take in result.x]
-
-
-@contextmanager
-def _silent_stdout() -> Iterator[None]:
-    """HiGHS prints a line for its developers to C's stdout now and then, whatever its options; ours carries results."""
-    sys.stdout.flush()
-    saved, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)
-        os.dup2(saved, 1)
-        os.close(saved)
 
 
 def _average(chosen: Mapping[str, Option]) -> float:

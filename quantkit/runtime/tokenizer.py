@@ -5,18 +5,16 @@ The library's own errors are no better than `Exception`, and what its Rust code 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
 from quantkit.errors import CheckpointError, RequestError
+from quantkit.terminal import silenced
 
 T = TypeVar("T")
 
@@ -40,7 +38,7 @@ class GuardedTokenizer:
         def refuse(what: str) -> NoReturn:
             raise CheckpointError(what, where=str(path), next="Fetch the checkpoint again")
 
-        with _quiet():  # Rust tells of its panics there, in several lines
+        with silenced(2):  # Rust tells of its panics there, in several lines
             self._tokenizer: Tokenizer = _guarded(
                 lambda: Tokenizer.from_file(str(path)), lambda error: refuse(f"not a tokenizer ({error})")
             )
@@ -115,20 +113,6 @@ def _guarded(call: Callable[[], T], failed: Callable[[str], NoReturn]) -> T:
 
 def _fail(what: str) -> NoReturn:
     raise RequestError(what)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing is written to standard error meanwhile."""
-    sys.stderr.flush()
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 def _growth(path: Path) -> float:
