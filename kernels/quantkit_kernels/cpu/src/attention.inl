@@ -80,19 +80,6 @@ QK_INLINE int64_t offset_of(const AttentionArgs& a, const int32_t* table, int kv
     return ((block * a.num_kv_heads + kv_head) * a.block_size + inside) * cell;
 }
 
-// Asks for the keys and values of the tile at `start`: blocks are scattered, so the hardware cannot foresee them.
-inline void fetch_tile(const AttentionArgs& a, const int32_t* table, int kv_head, int start, int end, int64_t cell) {
-    const int stop = least(end, start + kKvTile);
-    for (int at = start; at < stop; at += a.block_size - at % a.block_size) {
-        const int count = least(a.block_size - at % a.block_size, stop - at);
-        const int64_t first = offset_of(a, table, kv_head, at, cell);
-        for (int64_t byte = 0; byte < count * cell; byte += 64) {
-            __builtin_prefetch(static_cast<const char*>(a.k_cache) + first + byte);
-            __builtin_prefetch(static_cast<const char*>(a.v_cache) + first + byte);
-        }
-    }
-}
-
 inline void locate(const AttentionArgs& a, const int32_t* table, int kv_head, int start, KvTile* tile) {
     for (int j = tile->lo; j < tile->hi;) {
         const int64_t first = offset_of(a, table, kv_head, start + j, tile->cell);
@@ -126,6 +113,45 @@ QK_INLINE float mask_scores(float* scores, int lo, int hi, float softcap) {
     return Simd::highest(top);
 }
 
+// One item: the rows of neighbouring KV heads, of each its query heads by query, which share its keys and values.
+struct Item {
+    const int32_t* table;
+    int64_t token;  // of the first query
+    int kv_head, heads, group, head_rows, rows;  // head_rows: of one KV head
+    int position, begin, end;                    // position of the first query; positions begin..end-1 are seen
+
+    Item(const AttentionArgs& a, const QueryTile& queries, int first_head, int head_count)
+        : table(a.block_table + static_cast<int64_t>(queries.sequence) * a.table_width),
+          token(a.query_start[queries.sequence] + queries.first), kv_head(first_head), heads(head_count), group(a.group()),
+          head_rows(group * queries.count), rows(head_rows * heads) {
+        const int fresh = a.query_start[queries.sequence + 1] - a.query_start[queries.sequence];
+        position = a.seq_lens[queries.sequence] - fresh + queries.first;
+        end = position + queries.count;
+        begin = a.first_seen(position);
+    }
+    int first_split() const { return begin / kKvSplit; }
+    int splits() const { return (end - 1) / kKvSplit - first_split() + 1; }
+    int head(int row) const { return row / head_rows; }                           // counted from kv_head
+    int query(int row) const { return (row - head(row) * head_rows) / group; }    // counted from the first
+    // Where a row of q or of the result begins.
+    int64_t channel(const AttentionArgs& a, int row) const {
+        return (token + query(row)) * a.num_heads * a.head_dim + ((kv_head + head(row)) * group + row % group) * a.head_dim;
+    }
+};
+
+// Asks for the keys and values of the tile at `start`: blocks are scattered, so the hardware cannot foresee them.
+inline void fetch_tile(const AttentionArgs& a, const Item& item, int start, int64_t cell) {
+    const int stop = least(item.end, start + kKvTile);
+    for (int at = start; at < stop; at += a.block_size - at % a.block_size) {
+        const int count = least(a.block_size - at % a.block_size, stop - at);
+        const int64_t first = offset_of(a, item.table, item.kv_head, at, cell);
+        for (int64_t byte = 0; byte < count * cell; byte += 64) {
+            __builtin_prefetch(static_cast<const char*>(a.k_cache) + first + byte);
+            __builtin_prefetch(static_cast<const char*>(a.v_cache) + first + byte);
+        }
+    }
+}
+
 }  // namespace
 
 #include "attention_codes.inl"
@@ -134,48 +160,36 @@ QK_INLINE float mask_scores(float* scores, int lo, int hi, float softcap) {
 #endif
 #if defined(__AMX_INT8__)
 #include "attention_tiles_amx.inl"
+#include "attention_few_amx.inl"
 #endif
 
 namespace {
 
 #ifndef QK_BASE
 struct FloatPath {
-    static void open(const AttentionArgs&, const AttentionScratch&, int) {}
-    static void query(const AttentionArgs&, const AttentionScratch& s, int r) { s.unit[r] = 1.0f; }
-    static int tiles(int) { return 1; }
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows) { float_scores(a, s, tile, rows); }
+    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+    static int tiles(const Item&) { return 1; }
+    static void open(const AttentionArgs&, const AttentionScratch&, const Item&) {}
+    static void query(const AttentionArgs&, const AttentionScratch& s, const Item&, int r) { s.unit[r] = 1.0f; }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int) {
+        float_scores(a, s, tile, item.rows);
+    }
     template <class Visible>
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int, int, int rows, const Visible& visible) {
-        for (int r = 0; r < rows; ++r) {
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int, const Visible& visible) {
+        for (int r = 0; r < item.rows; ++r) {
             const Lanes seen = visible(0, r);
             ::soften(s.scores + r * kKvTile, seen.lo, seen.hi, a.softcap, s.highest + r, s.sum + r, s.decay + r);
         }
     }
     template <class Visible>
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int, int rows, const Visible& visible) {
-        add_float_values(a, s, tile, rows, visible);
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int, const Visible& visible) {
+        add_float_values(a, s, tile, item.rows, visible);
     }
     static void close(const AttentionArgs&, float*, int64_t, int) {}
 };
 #endif
-
-// One item: the rows of a KV head that share its keys and values.
-struct Item {
-    const int32_t* table;
-    int64_t token;  // of the first query
-    int kv_head, rows, position, begin, end;  // position of the first query; positions begin..end-1 are seen
-
-    Item(const AttentionArgs& a, const QueryTile& queries, int head)
-        : table(a.block_table + static_cast<int64_t>(queries.sequence) * a.table_width),
-          token(a.query_start[queries.sequence] + queries.first), kv_head(head), rows(a.group() * queries.count) {
-        const int fresh = a.query_start[queries.sequence + 1] - a.query_start[queries.sequence];
-        position = a.seq_lens[queries.sequence] - fresh + queries.first;
-        end = position + queries.count;
-        begin = a.first_seen(position);
-    }
-    int first_split() const { return begin / kKvSplit; }
-    int splits() const { return (end - 1) / kKvSplit - first_split() + 1; }
-};
 
 // Before the first position: nothing summed, nothing seen.
 inline void clear(const AttentionScratch& s, int rows) {
@@ -186,33 +200,32 @@ inline void clear(const AttentionScratch& s, int rows) {
     std::memset(s.out, 0, sizeof(float) * rows * s.ldo);
 }
 
-// Sums up one split of an item's positions.
+// Sums up one split of an item's positions. What belongs to row r of tile t lies at t · rows + r.
 template <class Path>
 void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
-    const int group = a.group(), first = split * kKvSplit, end = least(item.end, first + kKvSplit);
+    const int first = split * kKvSplit, end = least(item.end, first + kKvSplit), at_once = Path::tiles(item), rows = item.rows;
     const int64_t cell = a.head_dim * cell_bytes(a.cache_dtype);
-    const int at_once = Path::tiles(item.rows), step = at_once > 1 ? kFewRows : item.rows;
-    clear(s, item.rows);
+    clear(s, rows);
     KvTile tiles[kTilesAtOnce];
     for (int start = most(first, item.begin / kKvTile * kKvTile), count; start < end; start += count * kKvTile) {
         count = least(at_once, (end - start + kKvTile - 1) / kKvTile);
         for (int t = 0; t < count; ++t) {
             const int here = start + t * kKvTile;
-            fetch_tile(a, item.table, item.kv_head, here + at_once * kKvTile, item.end, cell);
             tiles[t].cell = cell;
             tiles[t].lo = most(item.begin - here, 0);
             tiles[t].hi = least(end - here, kKvTile);
-            locate(a, item.table, item.kv_head, here, tiles + t);
-            Path::scores(a, s, tiles[t], t * step, item.rows);
+            Path::fetch(a, item, here + at_once * kKvTile, cell);
+            Path::place(a, item, here, tiles + t);
+            Path::scores(a, s, item, tiles[t], t * rows);
         }
         const auto visible = [&](int t, int r) QK_LAMBDA_INLINE {
-            const int query = item.position + r / group, here = start + t * kKvTile;
+            const int query = item.position + item.query(r), here = start + t * kKvTile;
             return Lanes{a.window > 0 ? a.first_seen(query) - here : 0, query + 1 - here};
         };
-        Path::soften(a, s, count, step, item.rows, visible);
-        for (int t = 0; t < count; ++t) Path::values(a, s, tiles[t], t * step, item.rows, visible);
+        Path::soften(a, s, item, count, visible);
+        for (int t = 0; t < count; ++t) Path::values(a, s, item, tiles[t], t * rows, visible);
     }
-    for (int r = 0; r < item.rows; ++r) {
+    for (int r = 0; r < rows; ++r) {
         if (s.unit[r] != s.unit[r]) s.sum[r] = s.unit[r];  // a query that is not finite, or a score beyond float
     }
 }
@@ -245,46 +258,45 @@ inline void begin_join(const AttentionScratch& s, int rows) {
 }
 
 // Puts a split's results, highest and sum by row, then out, where its item gathers them; true for the one that comes last,
-// which joins them all.
-inline bool gathered(const AttentionArgs& a, const AttentionScratch& s, const Plan& plan, int64_t item, int split, int splits) {
-    const int rows = a.group();
-    const int64_t size = a.part_floats();
-    float* part = plan.parts + (item * plan.splits + split) * size;
-    std::memcpy(part, s.highest, sizeof(float) * rows);
-    std::memcpy(part + up(rows, 16), s.sum, sizeof(float) * rows);
-    std::memcpy(part + 2 * up(rows, 16), s.out, sizeof(float) * rows * s.ldo);
-    if (__atomic_add_fetch(plan.arrived + item, 1, __ATOMIC_ACQ_REL) < splits) return false;
-    __atomic_store_n(plan.arrived + item, 0, __ATOMIC_RELAXED);
+// which joins them all. `index`: of the item's first KV head; an item has the room of all its heads.
+inline bool gathered(const AttentionArgs& a, const AttentionScratch& s, const Plan& plan, const Item& item, int64_t index, int split) {
+    const int rows = item.rows, splits = item.splits();
+    const auto part = [&](int i) { return plan.parts + (index * plan.splits + static_cast<int64_t>(i) * item.heads) * a.part_floats(); };
+    std::memcpy(part(split), s.highest, sizeof(float) * rows);
+    std::memcpy(part(split) + up(rows, 16), s.sum, sizeof(float) * rows);
+    std::memcpy(part(split) + 2 * up(rows, 16), s.out, sizeof(float) * rows * s.ldo);
+    if (__atomic_add_fetch(plan.arrived + index, 1, __ATOMIC_ACQ_REL) < splits) return false;
+    __atomic_store_n(plan.arrived + index, 0, __ATOMIC_RELAXED);
     begin_join(s, rows);
-    for (int i = 0; i < splits; ++i) {
-        const float* from = plan.parts + (item * plan.splits + i) * size;
-        join_split(s, rows, from, from + up(rows, 16), from + 2 * up(rows, 16), s.ldo);
-    }
+    for (int i = 0; i < splits; ++i) join_split(s, rows, part(i), part(i) + up(rows, 16), part(i) + 2 * up(rows, 16), s.ldo);
     return true;
 }
 
 template <class Path>
 void attend(const AttentionArgs& a, const Task& task) {
-    const int group = a.group(), size = a.head_dim, splits = most(1, task.plan->splits);
-    const int64_t index = task.chunk / splits;
-    const Item item(a, task.plan->tiles[index / a.num_kv_heads], static_cast<int>(index % a.num_kv_heads));
-    const int only = task.plan->splits > 0 ? task.chunk % splits : -1, rows = item.rows;  // the split asked for, or all
+    // Heads follow one another fastest, then splits: a block's heads lie side by side in the cache and are read together.
+    const int splits = most(1, task.plan->splits), kv_head = task.chunk % a.num_kv_heads;
+    const int64_t tile = task.chunk / a.num_kv_heads / splits, index = tile * a.num_kv_heads + kv_head;
+    const QueryTile& queries = task.plan->tiles[tile];
+    const int bundle = Path::heads(a, *task.plan, queries.count), size = a.head_dim;
+    if (kv_head % bundle) return;  // an item before took it along
+    const Item item(a, queries, kv_head, least(bundle, a.num_kv_heads - kv_head));
+    const int only = task.plan->splits > 0 ? task.chunk / a.num_kv_heads % splits : -1, rows = item.rows;  // the split asked for, or all
     if (only >= item.splits()) return;
-    const AttentionScratch s(task.scratch, group * a.queries(), size);
-    const int64_t cell = size * cell_bytes(a.cache_dtype);
-    const int first = item.first_split() + most(only, 0), from = most(first * kKvSplit, item.begin / kKvTile * kKvTile);
-    fetch_tile(a, item.table, item.kv_head, from, item.end, cell);
+    const AttentionScratch s(task.scratch, a.group() * a.queries(), size);
+    const int first = item.first_split() + most(only, 0);
+    Path::fetch(a, item, most(first * kKvSplit, item.begin / kKvTile * kKvTile), size * cell_bytes(a.cache_dtype));
 
-    Path::open(a, s, rows);
-    const float* k_scale = a.k_scale ? a.k_scale + static_cast<int64_t>(item.kv_head) * size : nullptr;
+    Path::open(a, s, item);
     for (int r = 0; r < rows; ++r) {
-        const float* q = a.q + (item.token + r / group) * a.num_heads * size + (item.kv_head * group + r % group) * size;
+        const float* q = a.q + item.channel(a, r);
+        const float* k_scale = a.k_scale ? a.k_scale + static_cast<int64_t>(item.kv_head + item.head(r)) * size : nullptr;
         over_row(size, [&](int i, auto n) {
             F x = Simd::mul(load_part(q + i, n), Simd::set(a.scale));
             if (k_scale) x = Simd::mul(x, load_part(k_scale + i, n));
             store_part(s.q + r * s.ld + i, x, n);
         });
-        Path::query(a, s, r);
+        Path::query(a, s, item, r);
     }
     std::memset(s.zeros, 0, sizeof(float) * s.ldo);
     if (s.ld != size) std::memset(s.values, 0, sizeof(float) * kKvTile * s.ld);
@@ -292,7 +304,7 @@ void attend(const AttentionArgs& a, const Task& task) {
     float *out = s.all, *sum = s.all_sum;
     if (only >= 0) {
         sum_split<Path>(a, s, item, first);
-        if (!gathered(a, s, *task.plan, index, only, item.splits())) return Path::close(a, nullptr, s.ldo, 0);
+        if (!gathered(a, s, *task.plan, item, index, only)) return Path::close(a, nullptr, s.ldo, 0);
     } else if (item.splits() == 1) {
         sum_split<Path>(a, s, item, first);
         out = s.out;
@@ -306,10 +318,10 @@ void attend(const AttentionArgs& a, const Task& task) {
     }
     Path::close(a, out, s.ldo, rows);
 
-    const float* v_scale = a.v_scale ? a.v_scale + static_cast<int64_t>(item.kv_head) * size : nullptr;
     for (int r = 0; r < rows; ++r) {
         const float inverse = 1.0f / sum[r];  // of 0, where every score is -infinity: no number, as softmax has it
-        float* y = a.out + (item.token + r / group) * a.num_heads * size + (item.kv_head * group + r % group) * size;
+        const float* v_scale = a.v_scale ? a.v_scale + static_cast<int64_t>(item.kv_head + item.head(r)) * size : nullptr;
+        float* y = a.out + item.channel(a, r);
         over_row(size, [&](int i, auto n) {
             F x = Simd::mul(Simd::load(out + r * s.ldo + i), Simd::set(inverse));
             if (v_scale) x = Simd::mul(x, load_part(v_scale + i, n));
@@ -325,7 +337,9 @@ void paged_attention(const Task& task) {
     if (a.cache_dtype != kI8) return attend<FloatPath>(a, task);
 #endif
 #if defined(__AMX_INT8__)
-    attend<TilePath>(a, task);
+    const int64_t tile = task.chunk / a.num_kv_heads / most(1, task.plan->splits);
+    if (a.group() * task.plan->tiles[tile].count <= kFewRows) attend<FewTilePath>(a, task);
+    else attend<TilePath>(a, task);
 #else
     attend<CodePath>(a, task);
 #endif

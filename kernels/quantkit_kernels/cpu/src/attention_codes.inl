@@ -133,13 +133,13 @@ QK_INLINE Simd::I weight_codes(F score, F top) {
 }
 
 // Turns the rows' scores of some tiles into codes and updates their maxima and sums. `put(v, codes)` takes the kKvTile / W
-// vectors of row r of tile t at v = t · step + r, where scores, tops, decays and factors lie as well.
+// vectors of row r of tile t at v = t · rows + r, where scores, tops, decays and factors lie as well.
 template <class Visible, class Put>
-QK_INLINE void soften_codes(const AttentionScratch& s, int tiles, int step, int rows, float softcap, const Visible& visible, const Put& put) {
+QK_INLINE void soften_codes(const AttentionScratch& s, int tiles, int rows, float softcap, const Visible& visible, const Put& put) {
     for (int t = 0; t < tiles; ++t) {
         for (int r = 0; r < rows; ++r) {
             const Lanes seen = visible(t, r);
-            const int v = t * step + r;
+            const int v = t * rows + r;
             const float found = mask_scores(s.scores + v * kKvTile, seen.lo, seen.hi, softcap);
             const float top = found > kLowestScore ? found : kLowestScore;
             const float before = s.highest[r], now = top > before ? top : before;
@@ -150,13 +150,13 @@ QK_INLINE void soften_codes(const AttentionScratch& s, int tiles, int step, int 
             s.highest[r] = now;
         }
     }
-    for (int v = 0; v < (tiles - 1) * step + rows; v += W) {
+    for (int v = 0; v < tiles * rows; v += W) {
         Simd::store(s.decay + v, exp(Simd::load(s.decay + v)));
         Simd::store(s.factor + v, Simd::mul(exp(Simd::load(s.factor + v)), Simd::set(1.0f / kCodeTop)));
     }
     for (int t = 0; t < tiles; ++t) {
         for (int r = 0; r < rows; ++r) {
-            const int v = t * step + r;
+            const int v = t * rows + r;
             const F top = Simd::set(s.top[v]);
             Simd::I codes[kKvTile / W], total = Simd::int_set(0);
 #pragma GCC unroll 16
@@ -172,7 +172,6 @@ QK_INLINE void soften_codes(const AttentionScratch& s, int tiles, int step, int 
 
 // Few rows leave most of the machine waiting for one tile's maxima: they take several tiles side by side.
 constexpr int kFewRows = 8, kTilesAtOnce = 4;
-QK_INLINE int code_tiles(int rows) { return rows <= kFewRows ? kTilesAtOnce : 1; }
 
 inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
     const int first = tile.lo / 2 * 2;
@@ -195,21 +194,26 @@ inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, c
 
 // Everything of a tile, for the sets without matrix tiles.
 struct CodePath {
-    static void open(const AttentionArgs&, const AttentionScratch&, int) {}
-    static void query(const AttentionArgs& a, const AttentionScratch& s, int r) {
+    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+    static int tiles(const Item& item) { return item.rows <= kFewRows ? kTilesAtOnce : 1; }
+    static void open(const AttentionArgs&, const AttentionScratch&, const Item&) {}
+    static void query(const AttentionArgs& a, const AttentionScratch& s, const Item&, int r) {
         s.unit[r] = quantize_query(s.q + r * s.ld, a.head_dim, s.codes + r * s.ldc);
     }
-    static int tiles(int rows) { return code_tiles(rows); }
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) { code_scores(a, s, tile, at, rows); }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
+        code_scores(a, s, tile, at, item.rows);
+    }
     template <class Visible>
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int tiles, int step, int rows, const Visible& visible) {
-        soften_codes(s, tiles, step, rows, a.softcap, visible, [&](int v, const Simd::I* codes) QK_LAMBDA_INLINE {
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int tiles, const Visible& visible) {
+        soften_codes(s, tiles, item.rows, a.softcap, visible, [&](int v, const Simd::I* codes) QK_LAMBDA_INLINE {
             for (int j = 0; j < kKvTile / W; ++j) Simd::store_shorts(s.weights + v * kKvTile + j * W, codes[j]);
         });
     }
     template <class Visible>
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows, const Visible&) {
-        add_code_values(a, s, tile, at, rows);
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at, const Visible&) {
+        add_code_values(a, s, tile, at, item.rows);
     }
     static void close(const AttentionArgs&, float*, int64_t, int) {}
 };

@@ -44,6 +44,37 @@ inline const int8_t* whole_row(const void* row, int size, int8_t* room) {
     return room;
 }
 
+// The weights of a tile's positions, four vectors of 15 bits, as bytes: position 16·q + 4·l + e at 16·l + 4·q + e.
+QK_INLINE void store_planes(const __m512i* codes, uint8_t* high, uint8_t* low) {
+    const __m512i front = _mm512_packus_epi32(codes[0], codes[1]), back = _mm512_packus_epi32(codes[2], codes[3]);
+    const __m512i byte = _mm512_set1_epi16(255);
+    _mm512_storeu_si512(low, _mm512_packus_epi16(_mm512_and_si512(front, byte), _mm512_and_si512(back, byte)));
+    _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(front, 8), _mm512_srli_epi16(back, 8)));
+}
+
+// Channels 64·c .. 64·c + 63 of the values of positions j .. j + 3 into `held` [4][positions / 4][16], in the order of the weights.
+QK_INLINE void weave_values(const int8_t* const* rows, int c, int j, uint32_t* held) {
+    const __m512i r0 = _mm512_loadu_si512(rows[0] + c * 64), r1 = _mm512_loadu_si512(rows[1] + c * 64);
+    const __m512i r2 = _mm512_loadu_si512(rows[2] + c * 64), r3 = _mm512_loadu_si512(rows[3] + c * 64);
+    const __m512i front = _mm512_unpacklo_epi8(r0, r1), back = _mm512_unpackhi_epi8(r0, r1);
+    const __m512i front2 = _mm512_unpacklo_epi8(r2, r3), back2 = _mm512_unpackhi_epi8(r2, r3);
+    uint32_t* out = held + (j / 4 % 4 * 4 + j / 16) * 16;
+    _mm512_storeu_si512(out, _mm512_unpacklo_epi16(front, front2));
+    _mm512_storeu_si512(out + 256, _mm512_unpackhi_epi16(front, front2));
+    _mm512_storeu_si512(out + 512, _mm512_unpacklo_epi16(back, back2));
+    _mm512_storeu_si512(out + 768, _mm512_unpackhi_epi16(back, back2));
+}
+
+// Adds to 64 channels of a row of out what a tile's sums, [4][512] of which the low plane lies `low` behind the high, stand for.
+QK_INLINE void add_value_sums(const AttentionScratch& s, const int32_t* sums, int low, int row, float* out) {
+    const F decay = Simd::set(s.decay[row]), factor = Simd::set(s.factor[row]);
+#pragma GCC unroll 4
+    for (int t = 0; t < 4; ++t) {
+        const int32_t* sum = sums + t * 512;
+        Simd::store(out + t * 16, Simd::fma(joined<8>(sum, sum + low), factor, Simd::mul(Simd::load(out + t * 16), decay)));
+    }
+}
+
 // Sums of 16 rows of both planes, [2][16][16] at `sums`, over `steps` times 64 bytes of a row, in tiles High and Low. Tiles
 // are named in the source, so a macro.
 #define QK_MULTIPLY_PLANES(name, High, Low, DOT)                                                                                       \
@@ -68,13 +99,16 @@ QK_MULTIPLY_PLANES(value_planes_odd, 2, 3, _tile_dpbusd)
 
 struct TilePath {
     // Two planes of bytes, high then low: q [padded rows][ldc], signed, high · 128 + low; and weights [padded rows][kKvTile],
-    // unsigned, high · 256 + low, position 16·q + 4·l + e of a tile at 16·l + 4·q + e.
+    // unsigned, high · 256 + low.
     static int8_t* query_bytes(const AttentionScratch& s) { return reinterpret_cast<int8_t*>(s.codes); }
     static uint8_t* weight_bytes(const AttentionScratch& s) { return reinterpret_cast<uint8_t*>(s.weights); }
 
-    static void open(const AttentionArgs&, const AttentionScratch&, int rows) {
+    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+    static int tiles(const Item&) { return 1; }
+
+    static void open(const AttentionArgs&, const AttentionScratch&, const Item& item) {
         TileShape shape;
-        for (int tile = 0; tile < 6; ++tile) shape.rows[tile] = static_cast<uint8_t>(least(rows, 16));
+        for (int tile = 0; tile < 6; ++tile) shape.rows[tile] = static_cast<uint8_t>(least(item.rows, 16));
         _tile_loadconfig(&shape);
     }
     static void close(const AttentionArgs& a, float* sums, int64_t stride, int rows) {
@@ -96,7 +130,7 @@ struct TilePath {
 
     static int64_t plane(const AttentionArgs& a) { return up(a.group() * a.queries(), 16); }
 
-    static void query(const AttentionArgs& a, const AttentionScratch& s, int r) {
+    static void query(const AttentionArgs& a, const AttentionScratch& s, const Item&, int r) {
         alignas(64) int16_t codes[1024 + 64];
         const int size = a.head_dim, whole = up(size, 64);
         s.unit[r] = quantize_query(s.q + r * s.ld, size, codes);
@@ -111,9 +145,11 @@ struct TilePath {
         }
     }
 
-    static int tiles(int rows) { return code_tiles(rows); }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
 
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows) {
+    static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
+        const int rows = item.rows;
         auto* keys = reinterpret_cast<uint32_t*>(s.keys);  // [positions / 16][ldc / 64][16][16]
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64, groups = (tile.hi + 15) / 16;
@@ -142,36 +178,24 @@ struct TilePath {
     }
 
     template <class Visible>
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, int tiles, int step, int rows, const Visible& visible) {
+    static void soften(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int tiles, const Visible& visible) {
         uint8_t* high = weight_bytes(s);
         uint8_t* low = high + plane(a) * kKvTile;
-        soften_codes(s, tiles, step, rows, a.softcap, visible, [&](int v, const __m512i* codes) QK_LAMBDA_INLINE {
-            const __m512i front = _mm512_packus_epi32(codes[0], codes[1]), back = _mm512_packus_epi32(codes[2], codes[3]);
-            const __m512i byte = _mm512_set1_epi16(255);
-            _mm512_storeu_si512(low + v * kKvTile, _mm512_packus_epi16(_mm512_and_si512(front, byte), _mm512_and_si512(back, byte)));
-            _mm512_storeu_si512(high + v * kKvTile, _mm512_packus_epi16(_mm512_srli_epi16(front, 8), _mm512_srli_epi16(back, 8)));
+        soften_codes(s, tiles, item.rows, a.softcap, visible, [&](int v, const __m512i* codes) QK_LAMBDA_INLINE {
+            store_planes(codes, high + v * kKvTile, low + v * kKvTile);
         });
     }
 
     template <class Visible>
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const KvTile& tile, int at, int rows, const Visible&) {
+    static void values(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at, const Visible&) {
+        const int rows = item.rows;
         auto* held = reinterpret_cast<uint32_t*>(s.values);  // [ldc / 64][4][positions / 4][16]
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64;
         for (int j = 0; j < kKvTile; j += 4) {
             const int8_t* source[4];
             for (int i = 0; i < 4; ++i) source[i] = whole_row(tile.row(a.v_cache, j + i, s.zeros), a.head_dim, room + i * s.ldc);
-            for (int c = 0; c < chunks; ++c) {
-                const __m512i r0 = _mm512_loadu_si512(source[0] + c * 64), r1 = _mm512_loadu_si512(source[1] + c * 64);
-                const __m512i r2 = _mm512_loadu_si512(source[2] + c * 64), r3 = _mm512_loadu_si512(source[3] + c * 64);
-                const __m512i front = _mm512_unpacklo_epi8(r0, r1), back = _mm512_unpackhi_epi8(r0, r1);
-                const __m512i front2 = _mm512_unpacklo_epi8(r2, r3), back2 = _mm512_unpackhi_epi8(r2, r3);
-                uint32_t* out = held + c * 1024 + (j / 4 % 4 * 4 + j / 16) * 16;  // in the order of the weights
-                _mm512_storeu_si512(out, _mm512_unpacklo_epi16(front, front2));
-                _mm512_storeu_si512(out + 256, _mm512_unpackhi_epi16(front, front2));
-                _mm512_storeu_si512(out + 512, _mm512_unpacklo_epi16(back, back2));
-                _mm512_storeu_si512(out + 768, _mm512_unpackhi_epi16(back, back2));
-            }
+            for (int c = 0; c < chunks; ++c) weave_values(source, c, j, held + c * 1024);
         }
         const uint8_t* weights = weight_bytes(s) + at * kKvTile;
         const int64_t low = plane(a) * kKvTile;
@@ -183,13 +207,7 @@ struct TilePath {
                     else value_planes_even(weights + r * kKvTile, weights + low + r * kKvTile, kKvTile, v, 1, s.sums + t * 512);
                 }
                 for (int m = 0; m < least(16, rows - r); ++m) {
-                    const F decay = Simd::set(s.decay[at + r + m]), factor = Simd::set(s.factor[at + r + m]);
-#pragma GCC unroll 4
-                    for (int t = 0; t < 4; ++t) {
-                        const int32_t* sum = s.sums + t * 512 + m * 16;
-                        float* out = s.out + (r + m) * s.ldo + c * 64 + t * 16;
-                        Simd::store(out, Simd::fma(joined<8>(sum, sum + 256), factor, Simd::mul(Simd::load(out), decay)));
-                    }
+                    add_value_sums(s, s.sums + m * 16, 256, at + r + m, s.out + (r + m) * s.ldo + c * 64);
                 }
             }
         }

@@ -16,6 +16,7 @@ struct Plan {
     int32_t panels_per_chunk;
     int32_t panel_chunks;
     const QueryTile* tiles;
+    int32_t most_heads;  // KV heads an item of attention may take along, so that there is work for all threads
     // Attention whose items are cut by position: chunks an item, room for their results and how many are there already.
     int32_t splits;
     float* parts;
@@ -45,6 +46,7 @@ constexpr int kRowUnit = 16;     // and a multiple of this, where there are seve
 constexpr int kDepthBlock = 128; // input channels of a dequantized tile
 constexpr int kFewestTileRows = 9;  // from so many rows on matrix tiles pay
 constexpr int kDotPanels = 2;      // panels that many rows pass over at once
+constexpr int kMostHeads = 4;    // KV heads that an item of attention takes along at most
 constexpr int kKvTile = 64;      // positions of a KV tile, aligned to absolute positions
 constexpr int kKvSplit = 512;    // positions summed up on their own, aligned likewise, before they join the rest
 

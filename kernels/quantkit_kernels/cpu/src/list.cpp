@@ -37,6 +37,8 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int kElementsPerChunk = 8192;
 // Chunks a thread should get of a product, so that the last ones even out.
 constexpr int kChunksPerThread = 6;
+// So many items of attention a thread may take neighbouring heads along.
+constexpr int kBundlesPerThread = 2;
 // Attention of so many items a thread is not cut by position as well.
 constexpr int kItemsPerThread = 8;
 
@@ -79,7 +81,7 @@ struct List {
 
     void plan_rows(int node, int count, int width) {
         const int per_chunk = std::max(1, kElementsPerChunk / std::max(1, width));
-        plans[node] = {ceil_div(count, per_chunk), per_chunk, 0, 0, nullptr, 0, nullptr, nullptr};
+        plans[node] = {ceil_div(count, per_chunk), per_chunk, 0, 0, nullptr, 0, 0, nullptr, nullptr};
     }
 
     void plan_product(int node, int count) {
@@ -112,7 +114,9 @@ struct List {
         }
         const int items = tile_counts[source] * a.num_kv_heads;
         const int splits = items <= kItemsPerThread * threads && threads > 1 ? splits_of(a, sequences) : 0;
-        plans[node] = {items * std::max(1, splits), 0, 0, 0, tiles[source].data(), splits, parts.get(), arrived.data()};
+        const int bundles = tile_counts[source] * ceil_div(a.num_kv_heads, kMostHeads) * std::max(1, splits);
+        const int most_heads = bundles >= kBundlesPerThread * threads || threads == 1 ? kMostHeads : 1;
+        plans[node] = {items * std::max(1, splits), 0, 0, 0, tiles[source].data(), most_heads, splits, parts.get(), arrived.data()};
     }
 
     // Splits of the longest sequence, 0 where there is but one or a sequence has more than one new token.
