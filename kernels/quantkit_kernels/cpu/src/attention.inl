@@ -140,8 +140,8 @@ struct Item {
 };
 
 // Asks for the keys and values of the tile at `start`: blocks are scattered, so the hardware cannot foresee them.
-inline void fetch_tile(const AttentionArgs& a, const Item& item, int start, int64_t cell) {
-    const int stop = least(item.end, start + kKvTile);
+inline void fetch_tile(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) {
+    const int stop = least(end, start + kKvTile);
     for (int at = start; at < stop; at += a.block_size - at % a.block_size) {
         const int count = least(a.block_size - at % a.block_size, stop - at);
         const int64_t first = offset_of(a, item.table, item.kv_head, at, cell);
@@ -171,7 +171,7 @@ struct FloatPath {
     static int tiles(const Item&) { return 1; }
     static void open(const AttentionArgs&, const AttentionScratch&, const Item&) {}
     static void query(const AttentionArgs&, const AttentionScratch& s, const Item&, int r) { s.unit[r] = 1.0f; }
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
     static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int) {
         float_scores(a, s, tile, item.rows);
@@ -202,8 +202,8 @@ inline void clear(const AttentionScratch& s, int rows) {
 
 // Sums up one split of an item's positions. What belongs to row r of tile t lies at t · rows + r.
 template <class Path>
-void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
-    const int first = split * kKvSplit, end = least(item.end, first + kKvSplit), at_once = Path::tiles(item), rows = item.rows;
+void sum_split(Path& path, const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
+    const int first = split * kKvSplit, end = least(item.end, first + kKvSplit), at_once = path.tiles(item), rows = item.rows;
     const int64_t cell = a.head_dim * cell_bytes(a.cache_dtype);
     clear(s, rows);
     KvTile tiles[kTilesAtOnce];
@@ -214,16 +214,16 @@ void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& it
             tiles[t].cell = cell;
             tiles[t].lo = most(item.begin - here, 0);
             tiles[t].hi = least(end - here, kKvTile);
-            Path::fetch(a, item, here + at_once * kKvTile, cell);
-            Path::place(a, item, here, tiles + t);
-            Path::scores(a, s, item, tiles[t], t * rows);
+            path.fetch(a, item, here + at_once * kKvTile, end, cell);
+            path.place(a, item, here, tiles + t);
+            path.scores(a, s, item, tiles[t], t * rows);
         }
         const auto visible = [&](int t, int r) QK_LAMBDA_INLINE {
             const int query = item.position + item.query(r), here = start + t * kKvTile;
             return Lanes{a.window > 0 ? a.first_seen(query) - here : 0, query + 1 - here};
         };
-        Path::soften(a, s, item, count, visible);
-        for (int t = 0; t < count; ++t) Path::values(a, s, item, tiles[t], t * rows, visible);
+        path.soften(a, s, item, count, visible);
+        for (int t = 0; t < count; ++t) path.values(a, s, item, tiles[t], t * rows, visible);
     }
     for (int r = 0; r < rows; ++r) {
         if (s.unit[r] != s.unit[r]) s.sum[r] = s.unit[r];  // a query that is not finite, or a score beyond float
@@ -285,9 +285,10 @@ void attend(const AttentionArgs& a, const Task& task) {
     if (only >= item.splits()) return;
     const AttentionScratch s(task.scratch, a.group() * a.queries(), size);
     const int first = item.first_split() + most(only, 0);
-    Path::fetch(a, item, most(first * kKvSplit, item.begin / kKvTile * kKvTile), size * cell_bytes(a.cache_dtype));
+    Path path;
+    path.fetch(a, item, most(first * kKvSplit, item.begin / kKvTile * kKvTile), item.end, size * cell_bytes(a.cache_dtype));
 
-    Path::open(a, s, item);
+    path.open(a, s, item);
     for (int r = 0; r < rows; ++r) {
         const float* q = a.q + item.channel(a, r);
         const float* k_scale = a.k_scale ? a.k_scale + static_cast<int64_t>(item.kv_head + item.head(r)) * size : nullptr;
@@ -296,27 +297,27 @@ void attend(const AttentionArgs& a, const Task& task) {
             if (k_scale) x = Simd::mul(x, load_part(k_scale + i, n));
             store_part(s.q + r * s.ld + i, x, n);
         });
-        Path::query(a, s, item, r);
+        path.query(a, s, item, r);
     }
     std::memset(s.zeros, 0, sizeof(float) * s.ldo);
     if (s.ld != size) std::memset(s.values, 0, sizeof(float) * kKvTile * s.ld);
 
     float *out = s.all, *sum = s.all_sum;
     if (only >= 0) {
-        sum_split<Path>(a, s, item, first);
-        if (!gathered(a, s, *task.plan, item, index, only)) return Path::close(a, nullptr, s.ldo, 0);
+        sum_split(path, a, s, item, first);
+        if (!gathered(a, s, *task.plan, item, index, only)) return path.close(a, nullptr, s.ldo, 0);
     } else if (item.splits() == 1) {
-        sum_split<Path>(a, s, item, first);
+        sum_split(path, a, s, item, first);
         out = s.out;
         sum = s.sum;
     } else {
         begin_join(s, rows);
         for (int split = first; split < first + item.splits(); ++split) {
-            sum_split<Path>(a, s, item, split);
+            sum_split(path, a, s, item, split);
             join_split(s, rows, s.highest, s.sum, s.out, s.ldo);
         }
     }
-    Path::close(a, out, s.ldo, rows);
+    path.close(a, out, s.ldo, rows);
 
     for (int r = 0; r < rows; ++r) {
         const float inverse = 1.0f / sum[r];  // of 0, where every score is -infinity: no number, as softmax has it

@@ -200,7 +200,7 @@ struct CodePath {
     static void query(const AttentionArgs& a, const AttentionScratch& s, const Item&, int r) {
         s.unit[r] = quantize_query(s.q + r * s.ld, a.head_dim, s.codes + r * s.ldc);
     }
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
     static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
         code_scores(a, s, tile, at, item.rows);

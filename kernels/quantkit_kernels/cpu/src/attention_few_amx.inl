@@ -25,14 +25,32 @@ QK_INLINE void four_columns(const int32_t* sums, __m512i* columns) {
     columns[3] = _mm512_unpackhi_epi64(c, d);
 }
 
+// Lines of the next tile, asked for a few at a time between the work on this one: left to itself the processor fetches
+// nothing while it computes, and all at once they would hold up what is read now.
+struct Ahead {
+    const char* pieces[2 * kMostHeads * kKvTile / 16];  // keys and values of 16 positions and a head
+    int count = 0, piece = 0, line = 0, lines = 0;      // pieces; the next line; lines of a piece
+
+    QK_INLINE void some(int n) {
+        for (; n > 0 && piece < count; --n) {
+            __builtin_prefetch(pieces[piece] + 64 * line, 0, 1);
+            if (++line < lines) continue;
+            line = 0;
+            ++piece;
+        }
+    }
+};
+
 struct FewTilePath {
+    Ahead ahead;
+
     // KV heads an item takes along: as many as fit, and as equal a number an item as can be.
     static int heads(const AttentionArgs& a, const Plan& plan, int queries) {
         const int fit = most(1, least(plan.most_heads, a.queries() / queries));
         const int items = (a.num_kv_heads + fit - 1) / fit;
         return (a.num_kv_heads + items - 1) / items;
     }
-    static int tiles(const Item& item) { return most(1, least(kTilesAtOnce, kFewRows * kTilesAtOnce / item.rows)); }
+    static int tiles(const Item& item) { return item.heads > 1 ? 1 : kTilesAtOnce; }
 
     // Columns of a head's queries [channels / 4][16][4 bytes]: the high planes, then from kFewRows the low ones.
     static int8_t* query_columns(const AttentionScratch& s, int head) { return reinterpret_cast<int8_t*>(s.codes) + head * s.ldc * 16; }
@@ -71,7 +89,18 @@ struct FewTilePath {
         }
     }
 
-    static void fetch(const AttentionArgs&, const Item&, int, int64_t) {}  // what is read in order comes by itself
+    void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) {
+        if (!direct(a)) return fetch_tile(a, item, start, end, cell);
+        ahead = {};
+        ahead.lines = a.head_dim / 4;
+        for (int side = 0; side < 2; ++side) {
+            const void* cache = side ? a.v_cache : a.k_cache;
+            for (int at = start; at < least(end, start + kKvTile); at += 16) {
+                const char* first = static_cast<const char*>(cache) + offset_of(a, item.table, item.kv_head, at, cell);
+                for (int h = 0; h < item.heads; ++h) ahead.pieces[ahead.count++] = first + h * head_bytes(a);
+            }
+        }
+    }
     static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) {
         if (!direct(a)) return locate(a, item.table, item.kv_head, start, tile);
         for (int j = tile->lo / 16 * 16; j < tile->hi; j += 16) tile->offsets[j] = offset_of(a, item.table, item.kv_head, start + j, tile->cell);
@@ -88,7 +117,7 @@ struct FewTilePath {
     }                                                          \
     _tile_stored(Sums, sums, 64);
 
-    static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
+    void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
         const int chunks = static_cast<int>(s.ldc) / 64, groups = (tile.hi + 15) / 16;
         const bool in_place = direct(a);
         for (int from = tile.lo / 16; from < groups; from += 2) {  // sums of 2 · kMostHeads products fit
@@ -101,6 +130,9 @@ struct FewTilePath {
                     int64_t stride = a.head_dim;
                     if (in_place) {
                         keys += tile.offsets[g * 16];
+                        // Values of the same positions are wanted next, in L1.
+                        const char* values = static_cast<const char*>(a.v_cache) + h * head_bytes(a) + tile.offsets[g * 16];
+                        for (int64_t byte = 0; byte < 16 * a.head_dim; byte += 64) __builtin_prefetch(values + byte);
                     } else {
                         auto* room = reinterpret_cast<int8_t*>(s.rows);
                         stride = s.ldc;
@@ -109,6 +141,7 @@ struct FewTilePath {
                         }
                         keys = room;
                     }
+                    ahead.some(6 * chunks);
                     if (h % 2) {
                         QK_SCORE_TILE(2, 5)
                     } else {
@@ -120,6 +153,7 @@ struct FewTilePath {
             for (int g = from; g < stop; ++g) {
                 for (int h = 0; h < item.heads; ++h, sums += 256) {
                     const int row = h * item.head_rows;
+                    ahead.some(6 * chunks);
                     for (int r = 0; r < item.head_rows; r += 4) {
                         __m512i columns[4];
                         four_columns(sums + r, columns);
@@ -135,8 +169,9 @@ struct FewTilePath {
 #undef QK_SCORE_TILE
 
     template <class Visible>
-    static void soften(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int tiles, const Visible& visible) {
+    void soften(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int tiles, const Visible& visible) {
         soften_codes(s, tiles, item.rows, a.softcap, visible, [&](int v, const __m512i* codes) QK_LAMBDA_INLINE {
+            ahead.some(10);
             const int inside = v % item.head_rows;
             uint8_t* high = weight_rows(s, v - inside) + inside * kKvTile;
             store_planes(codes, high, high + item.head_rows * kKvTile);
@@ -144,7 +179,7 @@ struct FewTilePath {
     }
 
     template <class Visible>
-    static void values(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at, const Visible&) {
+    void values(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at, const Visible&) {
         auto* room = reinterpret_cast<int8_t*>(s.rows);
         const int chunks = static_cast<int>(s.ldc) / 64;
         const bool in_place = direct(a);
@@ -157,6 +192,7 @@ struct FewTilePath {
                         source[i] = in_place ? cache + tile.offsets[g * 16] + (j % 16 + i) * a.head_dim
                                              : whole_row(tile.row(cache, j + i, s.zeros), a.head_dim, room + i * s.ldc);
                     }
+                    ahead.some(2 * chunks);
                     for (int c = 0; c < chunks; ++c) weave_values(source, c, j, held_values(s, h) + c * 1024);
                 }
             }
@@ -171,11 +207,13 @@ struct FewTilePath {
     _tile_loadd(Values, held + t * 256, 64);    \
     _tile_dpbusd(Sums, 4, Values);              \
     _tile_stored(Sums, s.sums + t * 512, 64);
+                ahead.some(8);
                 QK_VALUE_TILE(0, 0, 5)
                 QK_VALUE_TILE(1, 1, 6)
                 QK_VALUE_TILE(2, 0, 5)
                 QK_VALUE_TILE(3, 1, 6)
 #undef QK_VALUE_TILE
+                ahead.some(8);
                 for (int m = 0; m < item.head_rows; ++m) {
                     add_value_sums(s, s.sums + m * 16, item.head_rows * 16, at + row + m, s.out + (row + m) * s.ldo + c * 64);
                 }

@@ -145,7 +145,7 @@ struct TilePath {
         }
     }
 
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int64_t cell) { fetch_tile(a, item, start, cell); }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
     static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
 
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
