@@ -4,7 +4,7 @@
 // position by position, whatever other rows share the work, so decode, chunked and whole prefill give the same bits.
 // Positions are summed by splits of kKvSplit, each with a maximum of its own, which join in order: so threads can share a
 // long context, and do not change a bit of it.
-// A static int8 scale belongs to a channel, so k_scale is folded into q once and v_scale into the output once.
+// A calibrated scale belongs to a channel, so k_scale is folded into q once and v_scale into the output once.
 
 namespace {
 
@@ -60,8 +60,6 @@ int64_t attention_scratch(const AttentionArgs& a) {
 #endif
 
 constexpr float kLowestScore = -3.402823466e38f;  // below every score that is a number
-
-QK_INLINE int64_t cell_bytes(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
 
 // Positions of the cache that an item sees together: lo..hi-1 of kKvTile, at these byte offsets.
 struct KvTile {
@@ -190,7 +188,7 @@ inline void clear(const AttentionScratch& s, int rows) {
 template <class Path>
 void sum_split(const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
     const int group = a.group(), first = split * kKvSplit, end = least(item.end, first + kKvSplit);
-    const int64_t cell = a.head_dim * cell_bytes(a.cache_dtype);
+    const int64_t cell = cell_bytes(a.cache_dtype, a.head_dim);
     const int at_once = Path::tiles(item.rows), step = at_once > 1 ? kFewRows : item.rows;
     clear(s, item.rows);
     KvTile tiles[kTilesAtOnce];
@@ -271,7 +269,7 @@ void attend(const AttentionArgs& a, const Task& task) {
     const int only = task.plan->splits > 0 ? task.chunk % splits : -1, rows = item.rows;  // the split asked for, or all
     if (only >= item.splits()) return;
     const AttentionScratch s(task.scratch, group * a.queries(), size);
-    const int64_t cell = size * cell_bytes(a.cache_dtype);
+    const int64_t cell = cell_bytes(a.cache_dtype, size);
     const int first = item.first_split() + most(only, 0), from = most(first * kKvSplit, item.begin / kKvTile * kKvTile);
     fetch_tile(a, item.table, item.kv_head, from, item.end, cell);
 
