@@ -65,31 +65,27 @@ void store_nibbles(const float* x, const float* scale, int size, uint8_t* cell) 
 
 template <int G>
 void load_nibbles(const uint8_t* cell, int size, float* out) {
-    for (int g = 0; g < size / G; ++g) {
-        uint16_t pair[W] = {};
-        std::memcpy(pair, cell + size / 2 + 4 * g, 4);
-        float levels[W];
-        Simd::store(levels, Simd::from_f16(pair));
-        const F unit = Simd::set(levels[0]), minimum = Simd::set(levels[1]);
-        const uint8_t* packed = cell + g * G / 2;
-        int8_t codes[kMostGroup] = {};
-        for (int j = 0; j < G / 2; ++j) codes[j] = static_cast<int8_t>(packed[j] & 15);
-        for (int j = 0; j < G / 2; ++j) codes[G / 2 + j] = static_cast<int8_t>(packed[j] >> 4);
-        over_row(G, [&](int at, auto n) {
-            store_part(out + g * G + at, Simd::fma(Simd::from_i8(codes + at), unit, minimum), n);
+    constexpr int kHalf = G / 2;
+    for (int g = 0; g < size / G; ++g, out += G) {
+        uint16_t pair[2];
+        std::memcpy(pair, cell + size / 2 + 4 * g, sizeof pair);
+        const F unit = Simd::set_f16(pair[0]), minimum = Simd::set_f16(pair[1]);
+        const uint8_t* packed = cell + g * kHalf;
+        uint8_t room[W] = {};
+        if constexpr (kHalf < W) packed = static_cast<uint8_t*>(std::memcpy(room, packed, kHalf));
+        over_row(kHalf, [&](int j, auto n) {
+            F low, high;
+            Simd::from_nibbles(packed + j, &low, &high);
+            store_part(out + j, Simd::fma(low, unit, minimum), n);
+            store_part(out + kHalf + j, Simd::fma(high, unit, minimum), n);
         });
     }
 }
 
 inline void load_f8(const uint8_t* codes, int size, float* out) {
-    constexpr int kRun = 16;
     int i = 0;
-    for (; i + kRun <= size; i += kRun) {
-        uint16_t halves[kRun];
-        for (int j = 0; j < kRun; ++j) halves[j] = half_of_f8(codes[i + j]);
-        for (int j = 0; j < kRun; j += W) Simd::store(out + i + j, Simd::mul(Simd::from_f16(halves + j), Simd::set(256.0f)));
-    }
-    for (; i < size; ++i) out[i] = half_to_float(half_of_f8(codes[i])) * 256.0f;
+    for (; i + W <= size; i += W) Simd::store(out + i, Simd::from_f8(codes + i));
+    for (; i < size; ++i) out[i] = f8_to_float(codes[i]);
 }
 
 // Stores one head's channels: a cast to a float type, else of x / scale (float [size]): kI8 and kF8 round half to even and

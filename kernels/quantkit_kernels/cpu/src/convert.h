@@ -56,10 +56,11 @@ static inline uint8_t float_to_f8(float x) {
     return static_cast<uint8_t>(magnitude > 0x7f800000 ? 0x7f : finite | (u >> 24 & 0x80));
 }
 
-// The half that is 2^-8 times an e4m3 number: its exponent and mantissa in their places, subnormals included.
-static inline uint16_t half_of_f8(uint8_t code) {
-    const uint32_t magnitude = code & 0x7f;
-    return static_cast<uint16_t>((code & 0x80) << 8 | magnitude << 7 | (magnitude == 0x7f ? 0x7c00 : 0));
+static inline float f8_to_float(uint8_t code) {
+    const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24, magnitude = code & 0x7f;
+    if (magnitude == 0x7f) return float_of(sign | 0x7fc00000);
+    if (magnitude < 8) return float_of(sign | bits_of(static_cast<float>(magnitude) / 512.0f));  // subnormal
+    return float_of(sign | ((magnitude << 20) + (120u << 23)));
 }
 
 // The greatest half that is at most x, and the least that is at least x >= 0; |x| <= 65504.
