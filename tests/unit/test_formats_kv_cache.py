@@ -105,7 +105,7 @@ def test_int4_saturates_where_float16_ends_and_spoils_no_other_group() -> None:
     x[..., 3], x[..., 4], x[..., 40] = 1e30, -1e30, 2.5
     back = dequantize(quantize(x, torch.ones(1, 64), "INT4"), torch.ones(1, 64), "INT4", 64)
     assert back[0, 0, 3:5].tolist() == [pytest.approx(65504.0, rel=1e-3), -65504.0]
-    assert float(back[0, 0, 40]) == pytest.approx(2.5, abs=2**-10)
+    assert float(back[0, 0, 40]) == pytest.approx(2.5, abs=2**-9)
 
 
 @pytest.mark.parametrize("form", CACHE_FORMATS)
@@ -141,5 +141,5 @@ def test_a_channel_that_was_never_seen_is_refused_where_it_has_a_scale_of_its_ow
     if not refused:
         assert bool((kv_scales(absmax, form) > 0).all())
         absmax = absmax * 0
-    with pytest.raises(NumericsError, match="layers.3.k: no usable KV scale: head 0, channel"):
+    with pytest.raises(NumericsError, match=r"layers\.3\.k: no usable KV scale: head 0, channel"):
         kv_scales(absmax, form, where="layers.3.k")
