@@ -15,9 +15,10 @@ from ceilings import Ceilings, best_seconds
 from figures import Figure, text
 
 from quantkit_kernels import cpu
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+from quantkit_kernels.ops import kv_cells
 
 CASES = [("decode", 1, 128), ("decode", 1, 1024), ("decode", 1, 4096), ("decode", 16, 512), ("prefill", 1, 512)]
-DTYPES = {"int8": torch.int8, "fp16": torch.float16, "fp32": torch.float32}
 BLOCK = 16
 
 
@@ -28,13 +29,9 @@ def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int
         for case, sequences, length in CASES:
             blocks = -(-length // BLOCK)
             shape = (sequences * blocks, kv_heads, BLOCK, head_dim)
-            dtype = DTYPES[name]
-            if dtype == torch.int8:
-                k, v = (torch.randint(-127, 128, shape, dtype=dtype) for _ in range(2))
-                k_scale, v_scale = torch.rand(kv_heads, head_dim) * 0.01, torch.rand(kv_heads, head_dim)
-            else:
-                k, v = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
-                k_scale = v_scale = None
+            kind = CACHE_FORMATS[name]
+            k_scale = v_scale = torch.full((kv_heads, head_dim), 4 / kind.top) if kind.top else None
+            k, v = (kv_cells.store(torch.randn(shape), k_scale, name) for _ in range(2))
             fresh = length if case == "prefill" else 1
             table = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
             start = torch.arange(0, sequences * fresh + 1, fresh, dtype=torch.int32)
@@ -43,13 +40,13 @@ def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int
             out = torch.empty_like(q)
             calls = cpu.CallList(threads=ceilings.threads, isa=ceilings.isa)
             calls.paged_attention(
-                q, k, v, k_scale, v_scale, table, start, lengths, out, heads, kv_heads, head_dim, head_dim**-0.5
+                q, k, v, k_scale, v_scale, table, start, lengths, out, heads, kv_heads, head_dim, name, head_dim**-0.5
             )
             tokens = sequences * fresh
             seconds = best_seconds(lambda calls=calls, t=tokens, s=sequences: calls.run(t, s, 0))
             seen = sequences * (length * (length + 1) // 2 if case == "prefill" else length)
-            moved = 2.0 * k.element_size() * sequences * length * kv_heads * head_dim
-            ceiling = ceilings.dot(8, 64) / 2 if dtype == torch.int8 else ceilings.flops
+            moved = 2.0 * kind.cell_bytes(head_dim) * sequences * length * kv_heads
+            ceiling = ceilings.dot(8, 64) / 2 if kind.in_integers else ceilings.flops
             operations, label = 4.0 * seen * heads * head_dim, f"{case} {sequences} × {length}"
             found.append(Figure("attention", name, label, seconds, moved, operations, ceilings.read, ceiling))
     return found
@@ -59,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", nargs="*", default=cpu.supported_isas())
     parser.add_argument("--threads", type=int, default=cpu.usable_threads())
-    parser.add_argument("--cache", nargs="*", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--cache", nargs="*", default=["INT8", "FP8", "INT4", "FP16", "FP32"], choices=CACHE_FORMATS)
     parser.add_argument("--heads", type=int, nargs=3, default=[9, 3, 64], help="query heads, KV heads, head_dim")
     options = parser.parse_args()
     for isa in options.isa:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quantkit_kernels import cpu
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 WEIGHT_BITS = (4, 8, 16, 32)
-CACHE_FORMATS = ("INT8", "FP16", "BF16", "FP32")
 ACTIVATIONS = ("silu", "gelu_tanh")
 CPU_OPS = (
     "embedding",
@@ -30,7 +30,7 @@ def _one_of(what: str, value: Any, known: tuple[Any, ...]) -> tuple[bool, str]:
 def can_implement(op: str, device: str, **facts: Any) -> tuple[bool, str]:
     """Whether `op` has a native kernel on `device` ("cpu"), and why not.
 
-    Facts, each optional: bits (4, 8, 16, 32), activation, cache (INT8, FP16, BF16, FP32), num_heads, num_kv_heads.
+    Facts, each optional: bits (4, 8, 16, 32), activation, cache (a name of CACHE_FORMATS), num_heads, num_kv_heads.
     Returns (True, instruction set) or (False, reason). Raises ValueError where QUANTKIT_CPU_ISA names an instruction
     set that cannot run here.
     """
@@ -45,7 +45,7 @@ def can_implement(op: str, device: str, **facts: Any) -> tuple[bool, str]:
     if "activation" in facts:
         checks.append(_one_of("activation", facts["activation"], ACTIVATIONS))
     if "cache" in facts:
-        checks.append(_one_of("KV cache format", facts["cache"], CACHE_FORMATS))
+        checks.append(_one_of("KV cache format", facts["cache"], tuple(CACHE_FORMATS)))
     if "num_heads" in facts and "num_kv_heads" in facts and facts["num_heads"] % facts["num_kv_heads"]:
         checks.append((False, f"{facts['num_heads']} query heads do not share {facts['num_kv_heads']} KV heads evenly"))
     refused = next((reason for fine, reason in checks if not fine), None)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from quantkit.build.decisions import Decisions, decide
 from quantkit.calibration.hub import HUB, hub_files
+from quantkit.compile.targets import cache_without_kernels
 from quantkit.errors import RecipeError
 from quantkit.models import DecoderSpec, ModelSource, open_source, spec_from_config
 from quantkit.models.safetensors_reader import load_json
@@ -24,6 +25,7 @@ from quantkit.recipe.load import LoadedRecipe
 from quantkit.resources import resource
 from quantkit.runtime.isa import instruction_set
 from quantkit.userpath import user_path
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 T = TypeVar("T")
 _LIBRARIES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors", "gguf")
@@ -56,6 +58,12 @@ class Outline:
         """The traffic profile that calibration follows; RecipeError names its line that is wrong."""
         path = self._profile_file()
         return None if path is None else read_profile(path)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the artifact will lack, a line each."""
+        recipe = self.loaded.recipe
+        gap = cache_without_kernels(recipe.kv_cache.format, recipe.compile.targets)
+        return (gap,) if gap else ()
 
     def policy_name(self) -> str:
         """The gate's policy, which ships or is a file; RecipeError names the recipe's line where it is neither."""
@@ -128,6 +136,7 @@ def outline(loaded: LoadedRecipe, spec: DecoderSpec) -> Outline:
     decisions = settled(lambda: decide(loaded, program))
     length = settled(lambda: _served_length(loaded, program))
     made = Outline(loaded, spec, program, decisions or Decisions({}, "", 0.0), length or 0)
+    settled(lambda: _check_cache(loaded, program))
     settled(lambda: made.data_files("calibration"))
     settled(made.profile)
     settled(lambda: made.data_files("gate"))
@@ -156,6 +165,17 @@ def _served_length(loaded: LoadedRecipe, program: Program) -> int:
             where=loaded.where("runtime", "max_model_len"),
         )
     return wanted or min(_DEFAULT_LENGTH, program.max_position)
+
+
+def _check_cache(loaded: LoadedRecipe, program: Program) -> None:
+    """RecipeError where the cache's format cannot hold the model's heads."""
+    kind = CACHE_FORMATS[loaded.recipe.kv_cache.format]
+    for size in sorted({kv.head_dim for kv in program.kv}):
+        try:
+            kind.cell(size)
+        except ValueError as error:
+            where = loaded.where("kv_cache", "format")
+            raise RecipeError(str(error), where=where, next="Use INT8, FP8 or a float format") from None
 
 
 def _digest(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from quantkit.program.ir import Program
 IDLE_BYTES = 380_000_000
 """Anonymous memory of a build that has imported its libraries and done nothing else; planning imports few of them."""
 _SPARE_DISK = 1.1
-_KV_BYTES = {"INT8": 1, "FP16": 2, "BF16": 2, "FP32": 4}
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ class Sizes:
 
 
 def kv_bytes_per_token(program: Program, kv_format: str) -> int:
-    """Cache bytes of one token over all layers: 2 · layers · kv_heads · head_dim · bytes."""
-    return sum(2 * kv.num_kv_heads * kv.head_dim for kv in program.kv) * _KV_BYTES[kv_format]
+    """Cache bytes of one token over all layers with the cache in `kv_format`."""
+    return sum(replace(kv, format=kv_format).token_bytes for kv in program.kv)
 
 
 def require_room(costs: Sequence[Cost], folder: Path) -> None:

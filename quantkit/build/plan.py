@@ -54,7 +54,8 @@ class Plan:
 
     `memory_bytes` is the largest of the stages still to run; `kv_bytes` the cache for `max_num_seqs` sequences of
     `max_model_len` tokens; `source_bytes` and `payload_bytes` the weights before and after; `calibration` what its data
-    can give; `coverage` what it gave, once that stage is whole (`calibration.coverage`).
+    can give; `coverage` what it gave, once that stage is whole (`calibration.coverage`); `notes` what the artifact will
+    lack.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Plan:
     disk_bytes: int
     calibration: tuple[PlannedCell, ...]
     coverage: Mapping[str, Any] | None
+    notes: tuple[str, ...]
     out: Path
 
 
@@ -135,6 +137,7 @@ def plan(loaded: LoadedRecipe, out: Path) -> Plan:
         disk_bytes=sum(stage.disk_bytes for stage in missing),
         calibration=_cells(outline),
         coverage=read_samples(whole[CALIBRATE.name]).coverage if CALIBRATE.name in whole else None,
+        notes=outline.notes(),
         out=out,
     )
 

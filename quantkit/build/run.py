@@ -87,6 +87,8 @@ def build(loaded: LoadedRecipe, out: Path, progress: Progress, *, wait_s: float 
         missing = [stage for stage in STAGES if store.find(stage.name, keys[stage.name][0]) is None]
         if missing:
             check_data(context)
+        for note in context.notes():
+            progress.note(note)
         require_room([stage.cost(context) for stage in missing], store.folder)
         runs = run_stages(STAGES, context, store, keys, memory, progress, check_interrupt)
         record = _record(context, runs, started, time.monotonic() - begun)

@@ -71,8 +71,9 @@ def _facts(opened: Artifact) -> dict[str, Any]:
 def _other_engines(opened: Artifact) -> str:
     """What Transformers or vLLM make of the same folder."""
     note = "a compressed-tensors checkpoint"
-    if opened.manifest.kv_format == "INT8":
-        note += "; they run it with an unquantized KV cache (INT8 scales are kept under quantkit/ for this runtime)"
+    if any(weight.kind == "scales" for weight in opened.program.weights.values()):
+        note += "; they run it with an unquantized KV cache"
+        note += f" ({opened.manifest.kv_format} scales are kept under quantkit/ for this runtime)"
     return note
 
 

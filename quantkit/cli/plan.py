@@ -45,6 +45,7 @@ def plan_text(made: Plan) -> str:
         f"({made.payload_bytes / made.source_bytes:.0%})",
         f"  KV cache {made.kv_format}, {made.kv_bytes_per_token:,} bytes a token; {made.max_num_seqs} sequences of "
         f"{made.max_model_len} tokens: {_mb(made.kv_bytes)}",
+        *(f"  {note}" for note in made.notes),
         "",
         f"  {'stage':<22}{'':<8}{'time':>9}{'memory':>12}{'disk':>12}",
     ]

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """A100 · RTX 30 and A10 · RTX 40 and L4 · H100 and H200 · B200 · RTX 50."""
 
 SHARED_BYTES = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 232448, "sm_100": 232448, "sm_120": 101376}
 """Most shared memory of one block, opted in to (CUDA C++ Programming Guide, technical specifications)."""
+
+
+def cache_without_kernels(kv_format: str, targets: Sequence[str]) -> str:
+    """A line that says so where GPU kernels are asked for and none reads a cache in `kv_format`; else empty."""
+    if not targets or CACHE_FORMATS[kv_format].triton is not None:
+        return ""
+    known = ", ".join(kind.name for kind in CACHE_FORMATS.values() if kind.triton is not None)
+    return (
+        f"no GPU kernel for a KV cache in {kv_format} yet ({known} have some): what is compiled for "
+        f"{', '.join(targets)} leaves out attention and the writing of keys and values"
+    )
 
 
 def capability(target: str) -> int:

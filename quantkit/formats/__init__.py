@@ -1,7 +1,8 @@
 """Schemes and number formats: quantize, dequantize, pack, unpack. Pure functions; the bottom layer, torch only.
 
 `schemes` names what a group may be stored as, `integer` computes codes, `packing` lays them out in words,
-`kv_int8` is the cache's format. `QuantizedMatrix` is a weight in one of them.
+`kv_cache` holds keys and values in a
+format of the cache. `QuantizedMatrix` is a weight in one of them.
 """
 
 from typing import TYPE_CHECKING, Any

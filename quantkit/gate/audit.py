@@ -80,8 +80,8 @@ def _cache_rules(cache: Sequence[CacheUse]) -> list[Rule]:
     if not wrong:
         least, most = min(use.use for use in cache), max(use.reach for use in cache)
         text = (
-            f"{len(cache)} cache scales fit the gate's text: the median channel uses {least:.0%} or more of the codes "
-            f"({LEAST_USE:.0%} needed) and reaches at most {most:.2f} times their range ({MOST_REACH:g} allowed)"
+            f"{len(cache)} cache scales fit the gate's text: the median channel uses {least:.0%} or more of the range "
+            f"({LEAST_USE:.0%} needed) and reaches at most {most:.2f} times it ({MOST_REACH:g} allowed)"
         )
         return [exact("cache_scales", 0, text, "audit")]
     rules = [exact(f"cache {use.name}", 1, use.problem, "audit") for use in wrong[:MOST_NAMED]]

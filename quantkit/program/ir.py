@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantkit.models.spec import Part, RopeSpec
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 Dim = int | str
 Attr = int | float | str | bool | None
@@ -59,12 +60,17 @@ class Node:
 
 @dataclass(frozen=True)
 class KVLayer:
-    """One layer's share of the paged cache. `format`: INT8, FP16, BF16 or FP32."""
+    """One layer's share of the paged cache. `format`: a name of `quantkit_kernels.cache_formats.CACHE_FORMATS`."""
 
     num_kv_heads: int
     head_dim: int
     format: str = "FP32"
     window: int | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in the layer."""
+        return 2 * self.num_kv_heads * CACHE_FORMATS[self.format].cell_bytes(self.head_dim)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Attr, Dim, Node, Program
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 Shape = tuple[Dim, ...]
 
@@ -119,8 +120,8 @@ def _layer_heads(node: Node, program: Program) -> tuple[int, int]:
     """(num_kv_heads, head_dim) of the node's layer, whose KV scales are checked along the way."""
     _need(node.layer is not None and 0 <= node.layer < len(program.kv), f"layer {node.layer} does not exist")
     kv = program.kv[node.layer or 0]
-    scaled = {"k_scale", "v_scale"} & set(node.weights)
-    _need(len(scaled) == (2 if kv.format == "INT8" else 0), f"{kv.format} cache with scales {sorted(scaled)}")
+    scaled, wanted = {"k_scale", "v_scale"} & set(node.weights), 2 if CACHE_FORMATS[kv.format].scaled else 0
+    _need(len(scaled) == wanted, f"{kv.format} cache with scales {sorted(scaled)}")
     for role in scaled:
         _need(_weight_shape(node, role, program) == (kv.num_kv_heads, kv.head_dim), f"{role} is not [heads, head_dim]")
     return kv.num_kv_heads, kv.head_dim

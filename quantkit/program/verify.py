@@ -10,8 +10,8 @@ from quantkit.program.build import STEP_INPUTS
 from quantkit.program.ir import Node, Program, Weight
 from quantkit.program.memory_check import check_buffers
 from quantkit.program.ops import OPS, ShapeError
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
-KV_FORMATS = ("INT8", "FP16", "BF16", "FP32")
 _KIND_RANK = {"matrix": 2, "table": 2, "vector": 1, "scales": 2}
 _MAX_DIM = 1 << 24
 
@@ -46,10 +46,14 @@ def _sizes(program: Program) -> None:
     if not 0 < program.max_position <= 1 << 31:
         raise ShapeError(f"max_position {program.max_position} is out of range")
     for i, kv in enumerate(program.kv):
-        if kv.format not in KV_FORMATS:
+        if kv.format not in CACHE_FORMATS:
             raise ShapeError(f"layer {i}: unknown KV format {kv.format!r}")
         if not (0 < kv.num_kv_heads <= _MAX_DIM and 0 < kv.head_dim <= 1024):
             raise ShapeError(f"layer {i}: {kv.num_kv_heads} KV heads of {kv.head_dim} are out of range")
+        try:
+            CACHE_FORMATS[kv.format].cell(kv.head_dim)
+        except ValueError as error:
+            raise ShapeError(f"layer {i}: {error}") from None
         if kv.window is not None and kv.window <= 0:
             raise ShapeError(f"layer {i}: window {kv.window} must be positive")
     for name, value in program.values.items():

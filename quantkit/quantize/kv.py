@@ -1,4 +1,4 @@
-"""Static scales of the INT8 KV cache, from what calibration saw."""
+"""Static scales of a quantized KV cache, from what calibration saw."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import torch
 from torch import Tensor
 
 from quantkit.errors import NumericsError
-from quantkit.formats import kv_int8
+from quantkit.formats.kv_cache import scale_from_absmax
 
 
-def kv_scales(absmax: Tensor, *, where: str = "") -> Tensor:
-    """float32 `[Hkv, D]` scales from the greatest magnitudes `[Hkv, D]` of keys (or values) as the cache stores them.
+def kv_scales(absmax: Tensor, cache_format: str, *, where: str = "") -> Tensor:
+    """float32 `[Hkv, D]` scales of a cache in `cache_format` (INT8, FP8, INT4), from the greatest magnitudes `[Hkv, D]`
+    of keys (or values) as the cache stores them.
 
-    Every head and channel must have been observed: a zero, a NaN or an Inf raises NumericsError naming `where`
-    (`layers.3.k`), head and channel, because a scale of 0 or a silent 1.0 would corrupt the cache unseen.
+    What a scale stands for must have been observed, a head and channel or (FP8) a head: a zero, a NaN or an Inf raises
+    NumericsError naming `where` (`layers.3.k`), head and channel, because a scale of 0 or a silent 1.0 would corrupt
+    the cache unseen.
     """
-    scale = kv_int8.scale_from_absmax(absmax)
+    scale = scale_from_absmax(absmax, cache_format)
     usable = torch.isfinite(scale) & (scale > 0)
     if not bool(usable.all()):
         head, channel = (~usable).nonzero()[0].tolist()

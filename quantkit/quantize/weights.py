@@ -26,7 +26,7 @@ class RtnWeights:
 
     Args:
         source: the checkpoint.
-        kv_scales: float32 `[Hkv, D]` by weight name (`layers.0.k_scale`), for programs with an INT8 cache.
+        kv_scales: float32 `[Hkv, D]` by weight name (`layers.0.k_scale`), for programs with a quantized cache.
         search: how scales are found.
     """
 

@@ -219,14 +219,18 @@ class QuantizationSection(Section):
 class KVCacheSection(Section):
     """The paged key/value cache."""
 
-    format: Literal["INT8", "FP16", "BF16", "FP32"] = Field(
-        default="INT8", description="INT8 uses scales per channel, measured on the calibration data."
+    format: Literal["INT8", "FP8", "INT4", "FP16", "BF16", "FP32"] = Field(
+        default="INT8",
+        description="INT8: scales per channel, measured on the calibration data; FP8 (e4m3): one scale a head, "
+        "measured likewise; INT4: 5 bits a value, groups of channels quantized as each token is written, for heads of "
+        "a multiple of 8 channels.",
     )
     percentile: float = Field(
         default=100.0,
         ge=99.9,
         le=100.0,
-        description="INT8: share of calibration tokens, in %, that a channel's scale must cover; the rest saturates.",
+        description="Share of calibration tokens, in %, that a channel's scale must cover; INT8 and FP8 saturate the "
+        "rest.",
     )
 
 

@@ -120,14 +120,15 @@ class CpuBackend:
         if node.op == "paged_attention":
             self._calls.paged_attention(
                 x[0], k_cache, v_cache, k_scale, v_scale, x[2], x[3], x[4], y,
-                heads, kv.num_kv_heads, kv.head_dim, _number(attrs["scale"]), kv.window, _maybe(attrs["softcap"]),
+                heads, kv.num_kv_heads, kv.head_dim, kv.format, _number(attrs["scale"]), kv.window,
+                _maybe(attrs["softcap"]),
             )  # fmt: skip
             return
         cos, sin = self._memory.rope[str(attrs["rope"])]
         q_norm, k_norm = (self._optional(weights.get(role)) for role in ("q_norm", "k_norm"))
         self._calls.qk_norm_rope_kv_write(
             x[0], x[1], x[2], cos, sin, q_norm, k_norm, eps, offset, k_cache, v_cache, k_scale, v_scale, y,
-            heads, kv.num_kv_heads, kv.head_dim,
+            heads, kv.num_kv_heads, kv.head_dim, kv.format,
         )  # fmt: skip
 
 

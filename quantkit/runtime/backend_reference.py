@@ -115,10 +115,10 @@ class ReferenceBackend:
                 cos, sin = memory.rope[str(a["rope"])]
                 return lambda s: (rope.reference(heads(s[i[0]], dim), s[i[1]], cos, sin).flatten(1),)
             case "kv_write":
-                dim = program.kv[layer].head_dim
+                dim, cache_format = program.kv[layer].head_dim, program.kv[layer].format
 
                 def write(s: dict[str, Tensor]) -> tuple[Tensor, ...]:
-                    kv_write.reference(heads(s[i[0]], dim), heads(s[i[1]], dim), s[i[2]], *cache())
+                    kv_write.reference(heads(s[i[0]], dim), heads(s[i[1]], dim), s[i[2]], *cache(), cache_format)
                     return ()
 
                 return write
@@ -126,7 +126,7 @@ class ReferenceBackend:
                 kv = program.kv[layer]
                 cos, sin = memory.rope[str(a["rope"])]
                 q_norm, k_norm = w.get("q_norm"), w.get("k_norm")
-                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim)  # type: ignore[arg-type]
+                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim, kv.format)  # type: ignore[arg-type]
                 return lambda s: (
                     qk_norm_rope_kv_write.reference(
                         s[i[0]], s[i[1]], s[i[2]], cos, sin, q_norm, k_norm, eps, offset, *cache(), *shape
@@ -134,7 +134,7 @@ class ReferenceBackend:
                 )
             case "paged_attention":
                 kv = program.kv[layer]
-                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim)  # type: ignore[arg-type]
+                shape = (int(a["num_heads"]), kv.num_kv_heads, kv.head_dim, kv.format)  # type: ignore[arg-type]
                 scale = float(a["scale"])  # type: ignore[arg-type]
                 return lambda s: (
                     paged_attention.reference(

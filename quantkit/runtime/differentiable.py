@@ -12,8 +12,9 @@ from quantkit.models import rope as ropes
 from quantkit.program.ir import Program, Weight
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.backend_reference import ReferenceBackend
-from quantkit.runtime.executor import KV_DTYPES, Capacity, Memory
+from quantkit.runtime.executor import Capacity, Memory
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 
 class DifferentiableSlice:
@@ -47,8 +48,9 @@ class DifferentiableSlice:
         for layer in self._attending:
             kv = self.program.kv[layer]
             shape = (blocks, kv.num_kv_heads, self._block_size, kv.head_dim)
-            self._memory.k_cache[layer] = torch.zeros(shape, dtype=KV_DTYPES[kv.format])
-            self._memory.v_cache[layer] = torch.zeros(shape, dtype=KV_DTYPES[kv.format])
+            dtype: torch.dtype = getattr(torch, CACHE_FORMATS[kv.format].dtype)
+            self._memory.k_cache[layer] = torch.zeros(shape, dtype=dtype)
+            self._memory.v_cache[layer] = torch.zeros(shape, dtype=dtype)
         values = {name: torch.from_numpy(array) for name, array in vars(inputs).items() if name in self.program.inputs}
         values |= activations
         self._backend.compute(values)

@@ -24,10 +24,9 @@ from quantkit.program.passes import buffer_widths, plan_buffers
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.step import StepInputs
 from quantkit_kernels import cpu
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 log = logging.getLogger(__name__)
-
-KV_DTYPES = {"INT8": torch.int8, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class Executor:
         return tuple(self._memory.k_cache)
 
     def cache(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, D]`."""
+        """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, cell]`."""
         return self._memory.k_cache[layer], self._memory.v_cache[layer]
 
     def clear_cache(self) -> None:
@@ -201,8 +200,9 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
     for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
-            paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
-            dtype = KV_DTYPES[kv.format]
+            kind = CACHE_FORMATS[kv.format]
+            paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kind.cell(kv.head_dim))
+            dtype: torch.dtype = getattr(torch, kind.dtype)
             side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}

@@ -18,6 +18,7 @@ from quantkit.runtime.executor import Executor
 from quantkit.runtime.memory import MemoryPlan, plan_memory
 from quantkit.runtime.scheduler import SchedulerConfig
 from quantkit.runtime.text import ChatText
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 _SEQS, _TOKENS = 16, 512
 _LIMITS = {"max_num_seqs": 1024, "max_model_len": 1 << 31, "max_num_batched_tokens": 65_536}
@@ -97,10 +98,11 @@ def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loa
 def load_source(
     location: str, options: EngineOptions | None = None, *, kv_format: str = "FP32", base: Path = Path(".")
 ) -> Loaded:
-    """Load a source model unquantized, weights in the source's own type, keys and values as `kv_format` (no INT8)."""
+    """Load a source model unquantized, weights in its own type, keys and values in a float format."""
     options = options or EngineOptions()
-    if kv_format not in ("FP32", "FP16", "BF16"):
-        raise RecipeError(f"an unquantized model has no {kv_format} cache", next="Choose FP32, FP16 or BF16")
+    plain = [kind.name for kind in CACHE_FORMATS.values() if not kind.scaled]
+    if kv_format not in plain:
+        raise RecipeError(f"an unquantized model has no {kv_format} cache", next=f"Choose one of {', '.join(plain)}")
     source = open_source(location, base=base)
     program = lower_precision(fuse(build_program(source.spec)), {}, kv_format)
     executor, memory, limits = load_executor(program, SourceWeights(source), options)

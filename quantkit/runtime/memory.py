@@ -11,7 +11,6 @@ from quantkit.program.ir import Program
 
 DEFAULT_CAP = 1 << 30
 """Bytes of cache beyond which nothing is taken unasked."""
-KV_BYTES = {"INT8": 1, "FP16": 2, "BF16": 2, "FP32": 4}
 _GIB = float(1 << 30)
 
 
@@ -69,7 +68,7 @@ def plan_memory(
     """
     available = available_memory() if available is None else available
     weights = weight_bytes(program)
-    a_block = sum(2 * kv.num_kv_heads * kv.head_dim * block_size * KV_BYTES[kv.format] for kv in program.kv)
+    a_block = block_size * sum(kv.token_bytes for kv in program.kv)
     one = -(-max_model_len // block_size)
     left = int(available * utilization) - weights
     asked = max(DEFAULT_CAP, (one + 1) * a_block) if kv_cache_bytes is None else kv_cache_bytes

@@ -1,4 +1,4 @@
-"""A tiny quantized model with an INT8 cache, and engines over it, for tests of the engine."""
+"""A tiny quantized model with a quantized cache, and engines over it, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quantkit.formats.kv_cache import scale_from_absmax
 from quantkit.models import open_source
 from quantkit.program import build_program, fuse, lower_precision
 from quantkit.quantize.weights import RtnWeights
@@ -29,17 +30,20 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 def make_executor(
     folder: Path, *, family: str = "llama", num_blocks: int = 401, max_tokens: int = 1024, length: int = 1024,
     threads: int | None = None, backend: str = "cpu", spill: Path | None = None, compute: str = "int8",
+    kv_format: str = "INT8",
 ) -> Executor:  # fmt: skip
-    """An executor of a tiny random model: every group by another scheme, INT8 head, INT8 cache."""
+    """An executor of a tiny random model: every group by another scheme, INT8 head, a quantized cache."""
     checkpoint = make_checkpoint(folder, family, dtype="float16", max_position_embeddings=length)
     source = open_source(str(checkpoint))
     program = fuse(build_program(source.spec))
     schemes = {group: SCHEMES.get(group.split(".")[-1], "W8A16") for group in program.groups()}
-    lowered = lower_precision(program, schemes, "INT8", compute)
-    scales = {
-        weight.name: torch.full(weight.shape, 0.03) for weight in lowered.weights.values() if weight.kind == "scales"
+    lowered = lower_precision(program, schemes, kv_format, compute)
+    kv_scales = {
+        weight.name: scale_from_absmax(torch.full(weight.shape, 3.81), kv_format)
+        for weight in lowered.weights.values()
+        if weight.kind == "scales"
     }
-    weights = RtnWeights(source, kv_scales=scales)
+    weights = RtnWeights(source, kv_scales=kv_scales)
     return Executor(
         lowered, weights, max_tokens=max_tokens, max_seqs=16, max_rows=16, num_blocks=num_blocks,
         max_model_len=length, threads=threads, backend=backend, spill=spill,

@@ -45,8 +45,8 @@ class Case:
     tokens: int = 256
 
     @cached_property
-    def kv_scales(self) -> dict[str, Tensor]:
-        """Calibrated scales of the INT8 cache."""
+    def kv_range(self) -> dict[str, Tensor]:
+        """The largest keys and values that calibration sees."""
         self.source.write_tokenizer(self.folder / "tokenizer")
         samples = load_samples(
             [self.calibration],
@@ -55,20 +55,27 @@ class Case:
             max_tokens=self.tokens,
             seed=0,
         )
-        seen = collect(self.source, fuse(build_program(self.source.spec)), samples).kv_range()
-        return {f"{name}_scale": kv_scales(value, where=name) for name, value in seen.items()}
+        return collect(self.source, fuse(build_program(self.source.spec)), samples).kv_range()
 
-    def artifact(self, name: str, scheme: str = "W8A16", damage: Damage | None = None, down: str | None = None) -> Path:
-        """Package the source in `scheme` (down projections in `down`) with a calibrated INT8 cache; `damage` may change
-        what is stored."""
+    def artifact(
+        self,
+        name: str,
+        scheme: str = "W8A16",
+        damage: Damage | None = None,
+        down: str | None = None,
+        kv_format: str = "INT8",
+    ) -> Path:
+        """Package the source in `scheme` (down projections in `down`) with a calibrated cache in `kv_format`; `damage`
+        may change what is stored."""
         program = fuse(build_program(self.source.spec))
         schemes = {
             group: down if down and group.endswith(".down") else scheme
             for group in program.groups()
             if group != "lm_head"
         }
-        lowered = plan_buffers(lower_precision(program, schemes, "INT8"))
-        weights = RtnWeights(self.source, kv_scales=self.kv_scales)
+        lowered = plan_buffers(lower_precision(program, schemes, kv_format))
+        scales = {f"{name}_scale": kv_scales(seen, kv_format, where=name) for name, seen in self.kv_range.items()}
+        weights = RtnWeights(self.source, kv_scales=scales)
         kept = damage or (lambda weight, value: value)
         out = self.folder / name
         write_payload(
@@ -81,7 +88,7 @@ class Case:
                 source={"location": self.source.location, "fingerprint": self.source.fingerprint()},
                 recipe={"calibration": {"data": [str(self.calibration)]}},
                 schemes=schemes,
-                kv_format="INT8",
+                kv_format=kv_format,
             ),
         )
         return out

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "abi.h"
+#include "args.h"
 
 namespace {
 
@@ -184,10 +184,31 @@ void row_ops(Case& c) {
     c.fill(c.add(kGatedAct, tokens), {gate_up, c.output(size, 2e-5)}, {width, between(0, 1)});
 }
 
+// New keys and values as a cache in each format keeps them: the same bytes on every set.
+void cache_write(Case& c) {
+    const int kv_heads = between(1, 2), head_dim = 8 * between(1, 20), tokens = one_of({1, 3, 17, 40}), block_size = 16;
+    const int dtype = one_of<int>({kF32, kF16, kBF16, kI8, kI4, kF8}), blocks = tokens / block_size + 2, half = head_dim / 2;
+    c.name = "cache write " + std::to_string(kv_heads) + " × " + std::to_string(head_dim) + ", dtype " + std::to_string(dtype);
+    c.tokens = tokens;
+    Ints positions(static_cast<size_t>(tokens)), slots(static_cast<size_t>(tokens));
+    for (int t = 0; t < tokens; ++t) {
+        positions[static_cast<size_t>(t)] = t;
+        slots[static_cast<size_t>(t)] = between(0, 9) ? t + block_size : -1;
+    }
+    const int64_t width = int64_t{3} * kv_heads * head_dim, bytes = int64_t{blocks} * kv_heads * block_size * cell_bytes(dtype, head_dim);
+    float* qkv = c.floats(tokens * width);
+    for (int64_t i = 0; i < tokens * width; ++i) qkv[i] = std::ldexp(qkv[i], between(-12, 10));
+    float *k_scale = c.positive(int64_t{kv_heads} * head_dim, 0.005f, 2.0f), *v_scale = c.positive(int64_t{kv_heads} * head_dim, 0.005f, 2.0f);
+    c.fill(c.add(kQkNormRopeKvWrite, tokens),
+           {qkv, c.keep(std::move(positions)), c.keep(std::move(slots)), c.floats(int64_t{tokens} * half), c.floats(int64_t{tokens} * half), nullptr,
+            nullptr, c.code_output(bytes, 0), c.code_output(bytes, 0), k_scale, v_scale, c.output(int64_t{tokens} * kv_heads * head_dim, 1e-6)},
+           {kv_heads, kv_heads, head_dim, half, dtype, block_size, blocks, tokens}, {1e-6f, 0.0f});
+}
+
 // New keys and values go into a paged cache that holds others already, then its queries are answered.
 void attention(Case& c) {
     const int kv_heads = between(1, 3), group = one_of({1, 2, 3, 5, 8, 50}), heads = kv_heads * group, head_dim = one_of({8, 32, 64, 80, 96, 128, 256});
-    const int block_size = one_of({1, 16, 32}), sequences = between(1, 4), dtype = one_of<int>({kF32, kF16, kBF16, kI8});
+    const int block_size = one_of({1, 16, 32}), sequences = between(1, 4), dtype = one_of<int>({kF32, kF16, kBF16, kI8, kI4, kF8});
     const bool decode = between(0, 1);
     Ints fresh, lens, start{0};
     int longest = 0;
@@ -201,7 +222,8 @@ void attention(Case& c) {
     c.name = "attention " + std::to_string(heads) + "/" + std::to_string(kv_heads) + " × " + std::to_string(head_dim) + ", dtype " + std::to_string(dtype) +
              ", blocks of " + std::to_string(block_size) + ", longest " + std::to_string(longest) + (decode ? ", decode" : "");
     c.tokens = tokens;
-    const bool normed = between(0, 1);
+    const bool coarse = dtype == kI4 || dtype == kF8;  // whose steps show in the result where a norm's last bit moves a code
+    const bool scaled = coarse || dtype == kI8, normed = !coarse && between(0, 1);
     c.integers = dtype == kI8 && !normed;  // a norm sums in the order of its vectors
     c.sequences = sequences;
     Ints order(static_cast<size_t>(blocks)), table(static_cast<size_t>(sequences) * width), positions, slots;
@@ -215,14 +237,30 @@ void attention(Case& c) {
             slots.push_back(table[static_cast<size_t>(b * width + at / block_size)] * block_size + at % block_size);
         }
     }
-    const int64_t cells = int64_t{blocks} * kv_heads * block_size * head_dim;
+    const int64_t places = int64_t{blocks} * kv_heads * block_size, cells = places * head_dim;
     const auto cache = [&]() -> void* {
         if (dtype == kF32) return c.floats(cells);
+        if (dtype == kF8) {
+            int8_t* codes = c.codes(cells, -127, 126);
+            for (int64_t i = 0; i < cells; ++i) codes[i] = (codes[i] & 0x7f) == 0x7f ? int8_t{0} : codes[i];  // no NaN
+            return codes;
+        }
+        if (dtype == kI4) {
+            const int64_t cell = cell_bytes(kI4, head_dim);
+            int8_t* held = c.codes(places * cell, -128, 127);
+            for (int64_t place = 0; place < places; ++place) {  // scales and minima that are numbers
+                for (int64_t at = head_dim / 2; at < cell; at += 2) {
+                    const auto half = static_cast<uint16_t>(between(0, 1) << 15 | between(0, 0x3fff));
+                    std::memcpy(held + place * cell + at, &half, sizeof half);
+                }
+            }
+            return held;
+        }
         return dtype == kI8 ? static_cast<void*>(c.codes(cells, -127, 127)) : static_cast<void*>(c.halves(cells, dtype == kBF16));
     };
     void *keys = cache(), *values = cache();
-    float* k_scale = dtype == kI8 ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
-    float* v_scale = dtype == kI8 ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
+    float* k_scale = scaled ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
+    float* v_scale = scaled ? c.positive(int64_t{kv_heads} * head_dim, 0.005f, 0.01f) : nullptr;
     const int half = between(0, 1) ? head_dim / 2 : head_dim / 4, all_positions = longest;
     float* q = c.output(int64_t{tokens} * heads * head_dim, 2e-5);
     c.fill(c.add(kQkNormRopeKvWrite, tokens),
@@ -341,11 +379,12 @@ int main(int count, char** words) {
     std::fflush(stdout);
     generator.seed(seed);
     for (int round = 0; round < rounds && !failed; ++round) {
-        std::vector<Case> cases(4);
+        std::vector<Case> cases(5);
         product(cases[0], false);
         product(cases[1], true);
         row_ops(cases[2]);
         attention(cases[3]);
+        cache_write(cases[4]);
         for (const Case& c : cases) check(c);
         check_together(cases);
     }

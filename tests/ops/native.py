@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from quantkit_kernels import cpu
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+from quantkit_kernels.ops import kv_cells
 
 GUARD = 3
 """Rows beyond the counts, which no call may touch."""
@@ -77,13 +79,15 @@ class Cache:
     k_scale: Tensor | None
     v_scale: Tensor | None
     table: Tensor
+    form: str
+    """A name of CACHE_FORMATS."""
 
     def slots(self, sequence: int, positions: Tensor) -> Tensor:
         size = self.k.shape[2]
         return self.table[sequence].long()[positions // size] * size + positions % size
 
 
-def cache(dtype: torch.dtype, lengths: list[int], heads: int, head_dim: int, block_size: int = 16) -> Cache:
+def cache(form: str, lengths: list[int], heads: int, head_dim: int, block_size: int = 16) -> Cache:
     blocks = [-(-length // block_size) for length in lengths]
     total = sum(blocks) + 2
     order = torch.randperm(total)
@@ -92,15 +96,20 @@ def cache(dtype: torch.dtype, lengths: list[int], heads: int, head_dim: int, blo
     for b, count in enumerate(blocks):
         table[b, :count] = order[used : used + count]
         used += count
-    shape = (total, heads, block_size, head_dim)
-    if dtype == torch.int8:
+    kind = CACHE_FORMATS[form]
+    shape = (total, heads, block_size, kind.cell(head_dim))
+    if form == "INT8":
         k, v = (torch.randint(-128, 128, shape, dtype=torch.int8) for _ in range(2))
         scales = [torch.rand(heads, head_dim) * 0.02 + 0.005 for _ in range(2)]
-        return Cache(k, v, *scales, table)
-    garbage = torch.full(shape, float("nan")).to(dtype)
-    filled = Cache(garbage, garbage.clone(), None, None, table)
+        return Cache(k, v, *scales, table, form)
+    unset = kv_cells.store(torch.full((heads, head_dim), float("nan")), torch.ones(heads, head_dim), form)
+    garbage = unset.unsqueeze(1).expand(shape).contiguous()
+    scale = [torch.rand(heads, head_dim) * 2 / kind.top + 1 / kind.top for _ in range(2)] if kind.top else [None, None]
+    filled = Cache(garbage, garbage.clone(), *scale, table, form)
     for b, length in enumerate(lengths):
         slots = filled.slots(b, torch.arange(length))
-        for side in (filled.k, filled.v):
-            side[slots // block_size, :, slots % block_size] = torch.randn(length, heads, head_dim).to(dtype)
+        for side, by in ((filled.k, scale[0]), (filled.v, scale[1])):
+            side[slots // block_size, :, slots % block_size] = kv_cells.store(
+                torch.randn(length, heads, head_dim), by, form
+            )
     return filled

@@ -24,7 +24,7 @@ def test_every_op_of_a_program_has_a_native_kernel(op: str) -> None:
         ("convolution", "cpu", {}, "op 'convolution'"),
         ("linear", "cpu", {"bits": 3}, "bits 3"),
         ("gated_act", "cpu", {"activation": "relu"}, "activation 'relu'"),
-        ("paged_attention", "cpu", {"cache": "FP8"}, "KV cache format 'FP8'"),
+        ("paged_attention", "cpu", {"cache": "FP7"}, "KV cache format 'FP7'"),
         ("paged_attention", "cpu", {"num_heads": 9, "num_kv_heads": 2}, "9 query heads"),
         ("linear", "cuda", {}, "device 'cuda'"),
     ],

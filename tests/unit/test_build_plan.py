@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,34 @@ def test_the_kv_cache_is_sized_by_layers_heads_length_and_batch(llama: Path) -> 
     assert made.kv_bytes_per_token == 2 * 2 * 2 * 32  # k and v, layers, kv heads, channels, one byte each
     assert made.max_model_len == 256, "the model's own limit, below the default of 2048"
     assert made.kv_bytes == made.kv_bytes_per_token * 256 * 3
+
+
+@pytest.mark.parametrize(("form", "cell"), [("FP8", 32), ("INT4", 32 // 2 + 4), ("BF16", 64)])
+def test_the_kv_cache_is_sized_by_its_format_levels_of_groups_included(llama: Path, form: str, cell: int) -> None:
+    made = plan(load_recipe(llama, [f"kv_cache.format={form}"]), llama.parent / "out")
+    assert made.kv_bytes_per_token == 2 * 2 * 2 * cell
+
+
+def test_heads_that_an_int4_cache_cannot_hold_are_refused_with_the_line(tmp_path: Path) -> None:
+    recipe = without_weights(tmp_path, kv_cache={"format": "INT4"})
+    config = tmp_path / "source" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"head_dim": 20}))
+    assert re.fullmatch(
+        r".*recipe.yaml:\d+: an INT4 cache holds heads of a multiple of 8 channels, not 20\. "
+        r"Use INT8, FP8 or a float format",
+        str(refusal(recipe)),
+    )
+
+
+@pytest.mark.parametrize(("form", "lacking"), [("FP8", True), ("INT4", True), ("FP32", True), ("INT8", False)])
+def test_a_cache_that_no_gpu_kernel_reads_is_said_where_kernels_are_asked_for(
+    llama: Path, form: str, lacking: bool
+) -> None:
+    sets = [f"kv_cache.format={form}", "compile.targets=[sm_80]"]
+    made = plan(load_recipe(llama, sets), llama.parent / "out")
+    line = f"no GPU kernel for a KV cache in {form} yet (INT8, FP16, BF16 have some): what is compiled for sm_80"
+    assert (line in plan_text(made)) == lacking
+    assert plan(load_recipe(llama, sets[:1]), llama.parent / "out").notes == ()
 
 
 def test_a_group_size_that_does_not_divide_names_layers_and_sizes_that_do(tmp_path: Path) -> None:

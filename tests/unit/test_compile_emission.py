@@ -55,6 +55,20 @@ def first(few: Program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return base / "kernels", base / "cache", emitted(few, base / "kernels", base / "cache")
 
 
+@pytest.mark.parametrize("form", ["FP8", "INT4"])
+def test_a_cache_that_no_kernel_reads_leaves_its_nodes_without_kernels_for_a_reason(
+    program: Program, form: str
+) -> None:
+    lowered, specs = lower_precision(program, {}, form), tuple(kernels().values())
+    missing = {
+        place.facts["op"]: chosen
+        for place in places(lowered, "sm_90", CLASSES["decode"])
+        if isinstance(chosen := choose(place, specs), str) and "cache" in chosen
+    }
+    said = f"no kernel for a cache in {form}: INT8, FP16, BF16 have"
+    assert missing == {"qk_norm_rope_kv_write": said, "paged_attention": said}
+
+
 def digests(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*.*")}
 

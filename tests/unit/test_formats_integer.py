@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantkit.errors import CheckpointError, NumericsError, RecipeError
-from quantkit.formats import integer, kv_int8
+from quantkit.formats import integer
 from quantkit.formats.matrix import QuantizedMatrix, concatenate
 from quantkit.formats.schemes import SCHEMES, scheme
 
@@ -127,23 +127,3 @@ def test_rows_taken_apart_and_stacked_again_are_the_same_matrix():
     whole = QuantizedMatrix(scheme("W4A16_G32_ASYM"), codes, scale, zero)
     again = concatenate([whole.rows(0, 1), whole.rows(1, 4)])
     assert torch.equal(again.dequantize(), whole.dequantize())
-
-
-@fast
-@given(seeds)
-def test_kv_values_up_to_the_calibrated_range_come_back_within_half_a_step(seed):
-    x = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(seed)) * 30
-    scale = kv_int8.scale_from_absmax(x.abs().amax(0))
-    codes = kv_int8.quantize(x, scale)
-    assert int(codes.abs().max()) == 127
-    assert bool(((kv_int8.dequantize(codes, scale) - x).abs() <= scale * 0.5001).all())
-
-
-def test_kv_values_past_the_calibrated_range_saturate():
-    codes = kv_int8.quantize(torch.tensor([[[500.0, -500.0]]]), torch.ones(1, 2))
-    assert codes.tolist() == [[[127, -127]]]
-
-
-def test_kv_nan_is_refused():
-    with pytest.raises(NumericsError):
-        kv_int8.quantize(torch.full((1, 1, 2), float("nan")), torch.ones(1, 2))

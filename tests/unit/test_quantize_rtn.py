@@ -176,7 +176,7 @@ def test_sensitivity_falls_with_bits():
 
 
 def test_kv_scales_map_the_maximum_to_the_last_code():
-    assert kv_scales(torch.full((2, 4), 12.7)).tolist() == [[pytest.approx(0.1)] * 4] * 2
+    assert kv_scales(torch.full((2, 4), 12.7), "INT8").tolist() == [[pytest.approx(0.1)] * 4] * 2
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
@@ -184,4 +184,4 @@ def test_unobserved_kv_channels_are_refused_by_name(bad):
     absmax = torch.ones(2, 4)
     absmax[1, 3] = bad
     with pytest.raises(NumericsError, match=r"layers\.3.k: .* head 1, channel 3"):
-        kv_scales(absmax, where="layers.3.k")
+        kv_scales(absmax, "INT8", where="layers.3.k")

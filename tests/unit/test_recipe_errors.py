@@ -39,7 +39,10 @@ MISTAKES = [
     (GOOD + "quantization:\n  schemes: W8A16\n", "5: quantization.schemes must be a list, not 'W8A16'"),
     (GOOD + "quantization: 3\n", "4: quantization must be a section of keys, not 3"),
     (GOOD + "runtime:\n", "4: runtime must be a section of keys, not nothing"),
-    (GOOD + "kv_cache:\n  format: INT4\n", "5: kv_cache.format must be 'INT8', 'FP16', 'BF16' or 'FP32', not 'INT4'"),
+    (
+        GOOD + "kv_cache:\n  format: INT2\n",
+        "5: kv_cache.format must be 'INT8', 'FP8', 'INT4', 'FP16', 'BF16' or 'FP32', ",
+    ),
     (GOOD + "calibration:\n  max_samples: true\n", "5: calibration.max_samples must be a whole number, not True"),
     (GOOD + "calibration:\n  max_samples: 0\n", "5: calibration.max_samples must be at least 1, not 0"),
     (GOOD + "name: a/b\n", "4: name must be letters, digits"),

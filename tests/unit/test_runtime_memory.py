@@ -26,6 +26,8 @@ def test_never_more_than_every_sequence_full_needs():
     kv = program("INT8").kv
     assert got.bytes_per_block == sum(2 * layer.num_kv_heads * layer.head_dim * 16 for layer in kv)
     assert plan("FP32").bytes_per_block == 4 * got.bytes_per_block
+    assert plan("FP8").bytes_per_block == got.bytes_per_block
+    assert plan("INT4").bytes_per_block == sum(2 * layer.num_kv_heads * (layer.head_dim // 2 + 4) * 16 for layer in kv)
 
 
 def test_never_more_than_the_default_cap_unasked():

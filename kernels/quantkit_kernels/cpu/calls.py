@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.cpu.library import ISA_BITS, Node, last_error, library, supported_isas
 from quantkit_kernels.cpu.library import isa as default_isa
 from quantkit_kernels.cpu.packing import DTYPE_CODES, PackedMatrix
@@ -264,6 +265,7 @@ class CallList:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        cache_format: str,
     ) -> None:
         """Norm (where weights are given) and rotate q and k, write k and v to the cache, q to q_out `[T, Hq·D]`.
 
@@ -277,7 +279,7 @@ class CallList:
         for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
             if norm is not None:
                 _f32(name, norm, head_dim)
-        _check_cache(k_cache, v_cache, k_scale, v_scale, num_kv_heads, head_dim)
+        _check_cache(k_cache, v_cache, k_scale, v_scale, num_kv_heads, head_dim, cache_format)
         capacity = min(
             _f32("qkv", qkv, None, (num_heads + 2 * num_kv_heads) * head_dim).shape[0],
             _f32("q_out", q_out, None, num_heads * head_dim).shape[0],
@@ -293,7 +295,7 @@ class CallList:
                 num_kv_heads,
                 head_dim,
                 half,
-                DTYPE_CODES[k_cache.dtype],
+                CACHE_FORMATS[cache_format].code,
                 k_cache.shape[2],
                 k_cache.shape[0],
                 cos.shape[0],
@@ -315,6 +317,7 @@ class CallList:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
+        cache_format: str,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
@@ -324,7 +327,7 @@ class CallList:
             raise ValueError(f"{num_heads} query heads do not share {num_kv_heads} key-value heads evenly")
         if window is not None and window < 1:
             raise ValueError(f"a window covers at least one position, not {window}")
-        _check_cache(k_cache, v_cache, k_scale, v_scale, num_kv_heads, head_dim)
+        _check_cache(k_cache, v_cache, k_scale, v_scale, num_kv_heads, head_dim, cache_format)
         width = num_heads * head_dim
         _i32("block_table", block_table, None, None)
         sequences = min(
@@ -341,7 +344,7 @@ class CallList:
                 num_heads,
                 num_kv_heads,
                 head_dim,
-                DTYPE_CODES[k_cache.dtype],
+                CACHE_FORMATS[cache_format].code,
                 k_cache.shape[2],
                 k_cache.shape[0],
                 block_table.shape[1],
@@ -383,16 +386,25 @@ class CallList:
 
 
 def _check_cache(
-    k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, num_kv_heads: int, head_dim: int
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    num_kv_heads: int,
+    head_dim: int,
+    cache_format: str,
 ) -> None:
-    _check("k_cache", k_cache, tuple(DTYPE_CODES), None, num_kv_heads, None, head_dim)
+    if cache_format not in CACHE_FORMATS:
+        raise ValueError(f"unknown KV cache format {cache_format!r}: known are {', '.join(CACHE_FORMATS)}")
+    kind = CACHE_FORMATS[cache_format]
+    _check("k_cache", k_cache, (getattr(torch, kind.dtype),), None, num_kv_heads, None, kind.cell(head_dim))
     _check("v_cache", v_cache, (k_cache.dtype,), *k_cache.shape)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if kind.scaled and scale is None:
+            raise ValueError(f"a KV cache in {cache_format} needs {name}, float32 [{num_kv_heads}, {head_dim}]")
         if scale is not None:
             _f32(name, scale, num_kv_heads, head_dim)
-        elif k_cache.dtype == torch.int8:
-            raise ValueError(f"an int8 KV cache needs {name}, float32 [{num_kv_heads}, {head_dim}]")
-    if k_cache.dtype == torch.int8 and head_dim > _MOST_CHANNELS:
-        raise ValueError(f"heads over an int8 KV cache have at most {_MOST_CHANNELS} channels, not {head_dim}")
+    if kind.in_integers and head_dim > _MOST_CHANNELS:
+        raise ValueError(f"heads over an INT8 KV cache have at most {_MOST_CHANNELS} channels, not {head_dim}")
     if math.prod(k_cache.shape[:1] + k_cache.shape[2:3]) >= 2**31:
         raise ValueError("a KV cache may hold at most 2^31 - 1 slots")

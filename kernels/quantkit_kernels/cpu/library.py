@@ -8,7 +8,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 LIBRARY_NAME = "libquantkit_cpu.so"
 ISA_BITS = {
     "amx": 32,

@@ -24,11 +24,13 @@ def reference(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    cache_format: str,
 ) -> Tensor:
     """Split qkv, norm q and k by head where a weight is given, rotate both, write k and v; return q.
 
     qkv: float32 `[T, (Hq + 2·Hkv)·D]`, heads in the order q, k, v; positions, slot_mapping: int `[T]`;
-    cos, sin: float32 `[P, rd/2]`; q_norm, k_norm: float32 `[D]` or None; caches and scales as in `kv_write`.
+    cos, sin: float32 `[P, rd/2]`; q_norm, k_norm: float32 `[D]` or None; caches, scales and cache_format as in
+    `kv_write`.
     Returns float32 `[T, Hq·D]`.
     """
     tokens = qkv.shape[0]
@@ -40,5 +42,5 @@ def reference(
         k = head_rms_norm.reference(k, k_norm, eps, offset)
     q = rope.reference(q, positions, cos, sin)
     k = rope.reference(k, positions, cos, sin)
-    kv_write.reference(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
+    kv_write.reference(k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale, cache_format)
     return q.reshape(tokens, num_heads * head_dim)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-CACHES = {"INT8": "i8", "FP16": "fp16", "BF16": "bf16"}
+CACHES = {kind.name: kind.triton for kind in CACHE_FORMATS.values() if kind.triton is not None}
 """Formats of the paged cache, as Triton names their types."""
 CACHE_DTYPES = (torch.int8, torch.float16, torch.bfloat16)
 

@@ -31,6 +31,7 @@ from quantkit.quantize.gptq import Damped, gptq
 from quantkit.quantize.kv import kv_scales
 from quantkit.quantize.rtn import rtn
 from quantkit.quantize.sequential import LayerWalk
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 MOST_FALLBACKS = 0.02
 """Share of the matrices that may be rounded to nearest because their Hessian has no factor."""
@@ -54,10 +55,10 @@ def head_is_stored(outline: Outline) -> bool:
 def scales_of_cache(context: Context, calibrated: Path) -> dict[str, Tensor]:
     """Scales float32 `[Hkv, D]` by weight name, of a quantized cache; none for a float one."""
     section = context.loaded.recipe.kv_cache
-    if section.format != "INT8":
+    if not CACHE_FORMATS[section.format].scaled:
         return {}
     ranges = statistics(calibrated).kv_range(section.percentile)
-    return {f"{name}_scale": kv_scales(value, where=name) for name, value in ranges.items()}
+    return {f"{name}_scale": kv_scales(value, section.format, where=name) for name, value in ranges.items()}
 
 
 def _file_of(group: str) -> str:

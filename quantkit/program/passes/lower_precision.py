@@ -2,6 +2,7 @@
 
 qkv = linear(x) {layers.0.qkv: FP16}          qkv = linear(x) {layers.0.qkv: W8A16}
 kv FP32                             ->        kv INT8, with k_scale and v_scale [num_kv_heads, head_dim] a layer
+                                              (FP8 and INT4 likewise; float caches have no scales)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Node, Program, Weight
 from quantkit.program.passes.rewrite import rebuild
+from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 
 def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str, compute: str = "exact") -> Program:
@@ -28,7 +30,7 @@ def lower_precision(program: Program, schemes: Mapping[str, str], kv_format: str
     nodes: list[Node] = []
     for node in program.nodes:
         roles = {role: name for role, name in node.weights.items() if role not in ("k_scale", "v_scale")}
-        if kv_format == "INT8" and node.op in ("kv_write", "qk_norm_rope_kv_write", "paged_attention"):
+        if CACHE_FORMATS[kv_format].scaled and node.op in ("kv_write", "qk_norm_rope_kv_write", "paged_attention"):
             kv = program.kv[node.layer or 0]
             for role in ("k_scale", "v_scale"):
                 name = f"layers.{node.layer}.{role}"

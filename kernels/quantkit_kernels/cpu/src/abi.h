@@ -5,7 +5,7 @@
 #define QK_API extern "C" __attribute__((visibility("default")))
 
 // Raised whenever Node, an op's argument order, the packed layout or a function changes; Python refuses another number.
-constexpr int32_t kAbiVersion = 3;
+constexpr int32_t kAbiVersion = 4;
 
 enum Op : int32_t {
     kEmbedding = 0,
@@ -21,7 +21,7 @@ enum Op : int32_t {
     kOpCount,
 };
 
-enum Dtype : int32_t { kF32 = 0, kF16, kBF16, kI8, kI4 };
+enum Dtype : int32_t { kF32 = 0, kF16, kBF16, kI8, kI4, kF8 };
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 

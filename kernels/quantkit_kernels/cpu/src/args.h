@@ -120,6 +120,15 @@ struct LinearArgs : Blocks {
 // Whether a node works on the rows whose logits are wanted, instead of all tokens.
 inline bool on_picked_rows(const Node& n) { return n.op == kLogits || (n.op == kQuantizeRows && QuantizeArgs(n).picks); }
 
+// Channels of a kI4 cell that share a scale and a minimum.
+inline int cell_group(int head_dim) { return head_dim % 32 == 0 ? 32 : head_dim % 16 == 0 ? 16 : 8; }
+
+// Bytes of a cell, one position of one head in the cache. kF8 is e4m3; kI4 cells are laid out in cells.inl.
+inline int64_t cell_bytes(int dtype, int head_dim) {
+    if (dtype == kI4) return head_dim / 2 + head_dim / cell_group(head_dim) * 4;
+    return head_dim * (dtype == kF32 ? 4 : dtype == kI8 || dtype == kF8 ? 1 : 2);
+}
+
 struct RopeArgs {
     const float* qkv;
     const int32_t* positions;

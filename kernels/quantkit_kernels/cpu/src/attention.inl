@@ -4,7 +4,7 @@
 // position by position, whatever other rows share the work, so decode, chunked and whole prefill give the same bits.
 // Positions are summed by splits of kKvSplit, each with a maximum of its own, which join in order: so threads can share a
 // long context, and do not change a bit of it.
-// A static int8 scale belongs to a channel, so k_scale is folded into q once and v_scale into the output once.
+// A calibrated scale belongs to a channel, so k_scale is folded into q once and v_scale into the output once.
 
 namespace {
 
@@ -60,8 +60,6 @@ int64_t attention_scratch(const AttentionArgs& a) {
 #endif
 
 constexpr float kLowestScore = -3.402823466e38f;  // below every score that is a number
-
-QK_INLINE int64_t cell_bytes(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
 
 // Positions of the cache that an item sees together: lo..hi-1 of kKvTile, at these byte offsets.
 struct KvTile {
@@ -204,7 +202,7 @@ inline void clear(const AttentionScratch& s, int rows) {
 template <class Path>
 void sum_split(Path& path, const AttentionArgs& a, const AttentionScratch& s, const Item& item, int split) {
     const int first = split * kKvSplit, end = least(item.end, first + kKvSplit), at_once = path.tiles(item), rows = item.rows;
-    const int64_t cell = a.head_dim * cell_bytes(a.cache_dtype);
+    const int64_t cell = cell_bytes(a.cache_dtype, a.head_dim);
     clear(s, rows);
     KvTile tiles[kTilesAtOnce];
     for (int start = most(first, item.begin / kKvTile * kKvTile), count; start < end; start += count * kKvTile) {
@@ -286,7 +284,7 @@ void attend(const AttentionArgs& a, const Task& task) {
     const AttentionScratch s(task.scratch, a.group() * a.queries(), size);
     const int first = item.first_split() + most(only, 0);
     Path path;
-    path.fetch(a, item, most(first * kKvSplit, item.begin / kKvTile * kKvTile), item.end, size * cell_bytes(a.cache_dtype));
+    path.fetch(a, item, most(first * kKvSplit, item.begin / kKvTile * kKvTile), item.end, cell_bytes(a.cache_dtype, size));
 
     path.open(a, s, item);
     for (int r = 0; r < rows; ++r) {

@@ -1,4 +1,4 @@
-// Attention over a cache of floats: keys transposed into a tile, scores and sums by FMA in channel and position order.
+// Attention over a cache that is read as floats: keys transposed into a tile, scores and sums by FMA in channel and position order.
 
 namespace {
 
@@ -8,7 +8,7 @@ QK_INLINE bool few_rows(int rows) { return rows <= kTileRows / 2 && kWide; }
 // Sixteen key rows, as floats, into sixteen columns of keys [channel][kKvTile].
 inline void transpose_keys(const AttentionArgs& a, const void* const* source, const AttentionScratch& s, float* keys) {
     const int size = a.head_dim;
-    for (int i = 0; i < 16; ++i) to_float(source[i], a.cache_dtype, 0, size, s.rows + i * s.ld);
+    for (int i = 0; i < 16; ++i) load_cells(source[i], a.cache_dtype, size, 1, s.rows + i * s.ld);
     for (int d = 0; d < size; d += 4) {
         for (int i = 0; i < 16; i += 4) {
             Simd::transpose_4x4(s.rows + i * s.ld + d, s.ld, keys + d * kKvTile + i, kKvTile);
@@ -95,7 +95,7 @@ void add_float_values(const AttentionArgs& a, const AttentionScratch& s, const K
     for (int j = lo; j < hi;) {  // cells of one block follow one another
         int run = 1;
         while (s.ld == a.head_dim && j + run < hi && tile.offsets[j + run] == tile.offsets[j] + run * tile.cell) ++run;
-        to_float(static_cast<const char*>(a.v_cache) + tile.offsets[j], a.cache_dtype, 0, run * a.head_dim, s.values + j * s.ld);
+        load_cells(static_cast<const char*>(a.v_cache) + tile.offsets[j], a.cache_dtype, a.head_dim, run, s.values + j * s.ld);
         j += run;
     }
     const auto count = static_cast<int>((hi - lo) * s.ld);

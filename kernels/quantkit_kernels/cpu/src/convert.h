@@ -1,4 +1,4 @@
-// Scalar conversions between float and 16-bit floats, round to nearest even, for row tails and the portable unit.
+// Scalar conversions between float and narrower floats, round to nearest even, for row tails and the portable unit.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -44,4 +44,31 @@ static inline uint16_t float_to_half(float x) {
         return sign | static_cast<uint16_t>(bits_of(rounded) - bits_of(0.5f));
     }
     return sign | static_cast<uint16_t>((magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13);
+}
+
+// e4m3 (OCP 8-bit floating point): magnitudes beyond 448 saturate, NaN is 0x7f. Without branches, so that loops of it
+// become vectors.
+static inline uint8_t float_to_f8(float x) {
+    const uint32_t u = bits_of(x), magnitude = u & 0x7fffffff;
+    const uint32_t normal = (magnitude - (120u << 23) + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+    const uint32_t subnormal = bits_of(float_of(magnitude) + 16384.0f) - bits_of(16384.0f);  // whose last bit is 2^-9
+    const uint32_t finite = magnitude < 0x3c800000 ? subnormal : magnitude > 0x43e00000 ? 0x7e : normal;
+    return static_cast<uint8_t>(magnitude > 0x7f800000 ? 0x7f : finite | (u >> 24 & 0x80));
+}
+
+static inline float f8_to_float(uint8_t code) {
+    const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24, magnitude = code & 0x7f;
+    if (magnitude == 0x7f) return float_of(sign | 0x7fc00000);
+    if (magnitude < 8) return float_of(sign | bits_of(static_cast<float>(magnitude) / 512.0f));  // subnormal
+    return float_of(sign | ((magnitude << 20) + (120u << 23)));
+}
+
+// The greatest half that is at most x, and the least that is at least x >= 0; |x| <= 65504.
+static inline uint16_t half_below(float x) {
+    const uint16_t near = float_to_half(x);
+    return static_cast<uint16_t>(half_to_float(near) <= x ? near : near & 0x8000 ? near + 1 : near - 1);
+}
+static inline uint16_t half_above(float x) {
+    const uint16_t near = float_to_half(x);
+    return static_cast<uint16_t>(half_to_float(near) < x ? near + 1 : near);
 }

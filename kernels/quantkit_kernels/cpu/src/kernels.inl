@@ -19,6 +19,7 @@
 #ifndef QK_BASE
 #include "rows.inl"
 #include "linear.inl"
+#include "cells.inl"
 #include "rope.inl"
 #endif
 #include "attention.inl"

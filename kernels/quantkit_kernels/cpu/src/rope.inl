@@ -24,30 +24,6 @@ inline void norm_and_rotate(const float* x, const float* weight, const RopeArgs&
     if (2 * half < size) std::memcpy(out + 2 * half, x + 2 * half, sizeof(float) * (size - 2 * half));
 }
 
-// Stores one head's channels as the cache keeps them. int8: clamp(round_half_even(x / scale), -127, 127).
-inline void store_head(const float* x, const float* scale, int dtype, void* cache, int64_t offset, int size) {
-    int i = 0;
-    if (dtype == kF32) {
-        std::memcpy(static_cast<float*>(cache) + offset, x, sizeof(float) * size);
-    } else if (dtype == kF16) {
-        uint16_t* out = static_cast<uint16_t*>(cache) + offset;
-        for (; i + W <= size; i += W) Simd::to_f16(out + i, Simd::load(x + i));
-        for (; i < size; ++i) out[i] = float_to_half(x[i]);
-    } else if (dtype == kBF16) {
-        uint16_t* out = static_cast<uint16_t*>(cache) + offset;
-        for (; i < size; ++i) out[i] = float_to_bf16(x[i]);
-    } else {
-        int8_t* out = static_cast<int8_t*>(cache) + offset;
-        over_row(size, [&](int at, auto n) {
-            const F ratio = Simd::div(load_part(x + at, n), load_part(scale + at, n));
-            const F code = Simd::min(Simd::set(127.0f), Simd::max(Simd::set(-127.0f), ratio));
-            int8_t lanes[W];
-            Simd::store_bytes(lanes, Simd::to_int(code));
-            std::memcpy(out + at, lanes, static_cast<size_t>(count_of(n)));
-        });
-    }
-}
-
 void qk_norm_rope_kv_write(const Task& task) {
     const RopeArgs a(*task.node);
     float* normed = task.scratch;
@@ -67,11 +43,14 @@ void qk_norm_rope_kv_write(const Task& task) {
         if (slot < 0) return;
         const int64_t block = slot / a.block_size, offset = slot % a.block_size;
         for (int h = 0; h < a.num_kv_heads; ++h) {
-            const int64_t cell = ((block * a.num_kv_heads + h) * a.block_size + offset) * a.head_dim;
+            const int64_t at_cell = ((block * a.num_kv_heads + h) * a.block_size + offset) * cell_bytes(a.cache_dtype, a.head_dim);
             const int64_t channel = static_cast<int64_t>(h) * a.head_dim;
+            const auto store = [&](const float* x, const float* scales, void* cache) {
+                store_cell(x, scales ? scales + channel : nullptr, a.cache_dtype, a.head_dim, static_cast<uint8_t*>(cache) + at_cell);
+            };
             norm_and_rotate(k + channel, a.k_norm, a, rope, normed, rotated);
-            store_head(rotated, a.k_scale ? a.k_scale + channel : nullptr, a.cache_dtype, a.k_cache, cell, a.head_dim);
-            store_head(v + channel, a.v_scale ? a.v_scale + channel : nullptr, a.cache_dtype, a.v_cache, cell, a.head_dim);
+            store(rotated, a.k_scale, a.k_cache);
+            store(v + channel, a.v_scale, a.v_cache);
         }
     });
 }

@@ -62,6 +62,20 @@ struct Simd {
         const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
     }
+    static F set_f16(uint16_t x) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(x))); }
+    // As a half that is 2^-8 times the number: exponent and mantissa move to their places there, subnormals included.
+    static F from_f8(const uint8_t* p) {
+        const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        const __m128i half = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
+        const __m128i most = _mm_set1_epi16(0x3f80);  // NaN
+        const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(_mm_and_si128(half, most), most), _mm_set1_epi16(0x7c00));
+        return mul(_mm256_cvtph_ps(_mm_or_si128(half, nan)), set(256.0f));
+    }
+    static void from_nibbles(const uint8_t* p, F* low, F* high) {
+        const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        *low = _mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32(15)));
+        *high = _mm256_cvtepi32_ps(_mm256_srli_epi32(wide, 4));
+    }
     static void to_f16(uint16_t* p, F x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }

@@ -55,6 +55,20 @@ struct Simd {
         const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
+    static F set_f16(uint16_t x) { return _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(x))); }
+    // As a half that is 2^-8 times the number: exponent and mantissa move to their places there, subnormals included.
+    static F from_f8(const uint8_t* p) {
+        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+        const __m256i most = _mm256_set1_epi16(0x3f80);  // NaN
+        const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, most), most);
+        return mul(_mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00))), set(256.0f));
+    }
+    static void from_nibbles(const uint8_t* p, F* low, F* high) {
+        const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        *low = _mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(15)));
+        *high = _mm512_cvtepi32_ps(_mm512_srli_epi32(wide, 4));
+    }
     static void to_f16(uint16_t* p, F x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     }

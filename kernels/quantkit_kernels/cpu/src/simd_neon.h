@@ -69,6 +69,19 @@ struct Simd {
     static F from_i8(const int8_t* p) { return vcvtq_f32_s32(int_from_i8(p)); }
     static F from_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
     static F from_bf16(const uint16_t* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+    static F set_f16(uint16_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(x))); }
+    // As a half that is 2^-8 times the number: exponent and mantissa move to their places there, subnormals included.
+    static F from_f8(const uint8_t* p) {
+        const uint16x4_t wide = vreinterpret_u16_s16(shorts(reinterpret_cast<const int8_t*>(p)));
+        const uint16x4_t half = vand_u16(vshl_n_u16(wide, 7), vdup_n_u16(0xbf80)), most = vdup_n_u16(0x3f80);
+        const uint16x4_t nan = vand_u16(vceq_u16(vand_u16(half, most), most), vdup_n_u16(0x7c00));
+        return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(vorr_u16(half, nan))), 256.0f);
+    }
+    static void from_nibbles(const uint8_t* p, F* low, F* high) {
+        const uint32x4_t wide = vreinterpretq_u32_s32(vandq_s32(int_from_i8(reinterpret_cast<const int8_t*>(p)), int_set(255)));
+        *low = vcvtq_f32_u32(vandq_u32(wide, vdupq_n_u32(15)));
+        *high = vcvtq_f32_u32(vshrq_n_u32(wide, 4));
+    }
     static void to_f16(uint16_t* p, F x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
 
     // Codes become signed bytes by a table; the byte wanted then moves to the top of its word, which converts to

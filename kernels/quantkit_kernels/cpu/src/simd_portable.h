@@ -74,6 +74,20 @@ struct Simd {
     static F from_bf16(const uint16_t* p) {
         return F{bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
     }
+    static F set_f16(uint16_t x) { return set(half_to_float(x)); }
+    // e4m3 (float_to_f8 of convert.h).
+    static F from_f8(const uint8_t* p) {
+        F x;
+        for (int i = 0; i < W; ++i) x[i] = f8_to_float(p[i]);
+        return x;
+    }
+    // The low and the high nibbles of W bytes, 0..15.
+    static void from_nibbles(const uint8_t* p, F* low, F* high) {
+        for (int i = 0; i < W; ++i) {
+            (*low)[i] = static_cast<float>(p[i] & 15);
+            (*high)[i] = static_cast<float>(p[i] >> 4);
+        }
+    }
     static void to_f16(uint16_t* p, F x) {
         for (int i = 0; i < W; ++i) p[i] = float_to_half(x[i]);
     }
