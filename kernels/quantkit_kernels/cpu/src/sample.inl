@@ -9,19 +9,26 @@ constexpr int kLanes = 16, kLaneVectors = kLanes / W;
 QK_INLINE F present(F x, F, Int<W>) { return x; }
 QK_INLINE F present(F x, F other, int n) { return Simd::keep_lanes(x, other, 0, n); }
 
-float highest(const float* x, int32_t count, float* tops) {
+// One block's maximum; bad counts what is infinite or not a number.
+QK_INLINE float block_top(const float* x, int32_t count, F& bad) {
     const F lowest = Simd::set(-kInfinity), beyond = Simd::set(kInfinity), one = Simd::set(1.0f);
+    F top = lowest, found = Simd::zero();
+    over_row(count, [&](int i, auto n) QK_LAMBDA_INLINE {
+        const F v = load_part(x + i, n);
+        top = Simd::max(present(v, lowest, n), top);  // in this order NaN is passed over
+        found = Simd::add(found, Simd::zero_below(v, beyond, one));
+    });
+    bad = Simd::add(bad, found);
+    return Simd::highest(top);
+}
+
+float highest(const float* x, int32_t count, float* tops) {
     F bad = Simd::zero();
     float all = -kInfinity;
-    for (int32_t block = 0; block * kSampleBlock < count; ++block) {
-        F top = lowest;
-        over_row(least(kSampleBlock, count - block * kSampleBlock), [&](int i, auto n) QK_LAMBDA_INLINE {
-            const F v = load_part(x + block * kSampleBlock + i, n);
-            top = Simd::max(present(v, lowest, n), top);  // in this order NaN is passed over
-            bad = Simd::add(bad, Simd::zero_below(v, beyond, one));
-        });
-        tops[block] = Simd::highest(top);
-        all = tops[block] > all ? tops[block] : all;
+    for (int32_t i = 0; i < count; i += kSampleBlock) {
+        const float top = count - i >= kSampleBlock ? block_top(x + i, kSampleBlock, bad) : block_top(x + i, count - i, bad);
+        tops[i / kSampleBlock] = top;
+        all = top > all ? top : all;
     }
     return Simd::sum(bad) == 0.0f ? all : kInfinity;
 }
