@@ -16,9 +16,10 @@ from quantkit.runtime.batch import StepBatch
 from quantkit.runtime.block_pool import BlockPool
 from quantkit.runtime.prefix_cache import PrefixCache
 from quantkit.runtime.request import EngineRequest, Request, RequestOutput, RequestTimes, State
-from quantkit.runtime.sampler import Draw, Sampler, uniform
+from quantkit.runtime.sampler import Draw, Sampler
 from quantkit.runtime.scheduler import Scheduler, SchedulerConfig
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels.ops.sample import uniform
 
 LogitsObserver = Callable[[str, int, NDArray[np.float32]], None]
 """Called with request id, output position and that position's logits `[V]`, a view good for the call only."""
@@ -47,6 +48,8 @@ class EngineConfig:
     check_prefix_tokens: bool = False
     seed: int = 0
     """From which requests without a seed of their own get one."""
+    threads: int | None = None
+    """That draw tokens: the executor's. None: the cores this process may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class EngineCore:
         self._cache = cache
         self.scheduler = Scheduler(config.scheduler, self.pool, cache)
         self._batch = StepBatch(config.scheduler)
-        self._sampler = Sampler(config.vocab_size)
+        self._sampler = Sampler(config.vocab_size, config.threads)
         self._requests: dict[str, Request] = {}
         self._accepted = self._refused = self._finished = self._failed = self._aborted = 0
         self._first_tokens = self._prompt_tokens = self._generated = self._steps = 0

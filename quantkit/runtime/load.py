@@ -183,6 +183,7 @@ def _core(
         enable_prefix_caching=options.enable_prefix_caching,
         cache_identity=identity,
         seed=options.seed,
+        threads=options.threads,
     )
     return EngineCore(executor, config)
 

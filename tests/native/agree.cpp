@@ -1,6 +1,6 @@
 // Runs the native ops on random shapes and compares: every instruction set this processor has with the portable one, over
-// integers the others bit by bit, and every size of team with one thread, bit by bit. It needs nothing but the library, so it runs under sanitizers and
-// emulators, where Python does not.
+// integers and sampling the others bit by bit, and every size of team with one thread, bit by bit. It needs nothing but the library, so it
+// runs under sanitizers and emulators, where Python does not.
 //
 //   quantkit_cpu_agree [rounds] [seed]      exits with 1 and a line for each thing that differs
 #include <algorithm>
@@ -348,6 +348,90 @@ void check(const Case& c) {
     }
 }
 
+// Rows of logits and how each is drawn; a sampler's answers are the same bits on every instruction set and team.
+struct Draws {
+    Case held;  // its tensors
+    int vocab = 0, most = 0;
+    float* logits = nullptr;
+    std::vector<SampleRow> rows;
+};
+
+Draws draws() {
+    Draws d;
+    d.vocab = one_of({1, 5, 16, 127, 128, 129, 1000, 5003, 20000});
+    const int count = one_of({1, 2, 3, 17});
+    d.held.name = "sampling " + std::to_string(count) + " of " + std::to_string(d.vocab);
+    d.logits = d.held.floats(int64_t{count} * d.vocab, one_of({0.0f, 0.1f, 3.0f, 20.0f}));
+    if (!between(0, 3)) {
+        for (int64_t i = 0; i < int64_t{count} * d.vocab; ++i) d.logits[i] = std::floor(d.logits[i]);  // ties
+    }
+    for (int spoilt = between(0, 2); spoilt > 0; --spoilt) {
+        d.logits[between(0, count * d.vocab - 1)] = one_of({-INFINITY, -INFINITY, INFINITY, static_cast<float>(NAN), 3e38f});
+    }
+    d.most = one_of({0, 1, 20});
+    const auto ids = [&](int size) {
+        Ints held(static_cast<size_t>(size));
+        for (int32_t& id : held) id = between(0, d.vocab - 1);
+        return d.held.keep(std::move(held));
+    };
+    for (int row = 0; row < count; ++row) {
+        SampleRow how{};
+        how.biases = between(0, 1);
+        how.bias_ids = ids(how.biases);
+        how.bias = d.held.floats(how.biases, 50.0f);
+        how.length = one_of({0, 0, 30});
+        how.prompt = between(0, how.length);
+        how.tokens = ids(how.length);
+        how.bans = between(0, 2);
+        how.banned = ids(how.bans);
+        how.repetition = one_of({1.0, 1.3, 0.5, 1e300});
+        how.presence = one_of({0.0f, 1.5f});
+        how.frequency = one_of({0.0f, -0.3f});
+        how.temperature = one_of({0.0, 1.1e-5, 0.7, 1.0, 5.0, 1e300});
+        how.top_k = one_of({0, 0, 1, 40, d.vocab / 2, d.vocab, INT32_MAX});
+        how.logprobs = between(-1, 1) < 0 ? -1 : between(0, d.most);
+        how.top_p = one_of({1.0, 0.95, 0.5, 1e-9});
+        how.min_p = one_of({0.0, 0.05, 1.0});
+        how.seed = generator();
+        how.position = generator();
+        d.rows.push_back(how);
+    }
+    return d;
+}
+
+Bytes drawn(const Draws& d, int isa, int threads) {
+    const auto destroy = [](Sampler* sampler) { qk_sampler_destroy(sampler); };
+    const std::unique_ptr<Sampler, decltype(destroy)> sampler(qk_sampler_create(d.vocab, isa, threads), destroy);
+    const size_t count = d.rows.size(), most = static_cast<size_t>(d.most);
+    Ints tokens(count, -7), top_ids(count * most, -7);
+    std::vector<double> logprobs(count * (1 + most), -7.0);
+    for (int time = 0; time < 2; ++time) {
+        if (!sampler || qk_sampler_run(sampler.get(), d.logits, d.rows.data(), static_cast<int32_t>(count), d.most, tokens.data(), logprobs.data(), top_ids.data())) {
+            complain(d.held, qk_last_error());
+            return {};
+        }
+    }
+    Bytes all;
+    const auto append = [&all](const auto& values) {
+        const auto* first = reinterpret_cast<const int8_t*>(values.data());
+        all.insert(all.end(), first, first + values.size() * sizeof values[0]);
+    };
+    append(tokens);
+    append(logprobs);
+    append(top_ids);
+    return all;
+}
+
+void check(const Draws& d) {
+    const Bytes wanted = drawn(d, 1, 1);
+    for (int isa = 1; isa <= qk_isa_mask(); isa *= 2) {
+        for (int threads : {1, 2, 5}) {
+            if (!(qk_isa_mask() & isa) || drawn(d, isa, threads) == wanted) continue;
+            complain(d.held, "other tokens with " + std::to_string(threads) + " threads on isa " + std::to_string(isa));
+        }
+    }
+}
+
 // Lists of several callers at once: they share teams, and each finds what it finds alone.
 void check_together(const std::vector<Case>& cases) {
     const int isa = 1 << static_cast<int>(std::log2(qk_isa_mask()));
@@ -386,6 +470,7 @@ int main(int count, char** words) {
         attention(cases[3]);
         cache_write(cases[4]);
         for (const Case& c : cases) check(c);
+        for (int time = 0; time < 5; ++time) check(draws());
         check_together(cases);
     }
     std::puts(failed ? "FAILED" : "all agree");

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -11,8 +14,9 @@ from hypothesis import strategies as st
 
 from quantkit.errors import RequestError
 from quantkit.runtime.request import Request
-from quantkit.runtime.sampler import Sampler, best, heaviest, uniform
+from quantkit.runtime.sampler import Sampler
 from quantkit.runtime.sampling import SamplingParams
+from quantkit_kernels.ops.sample import uniform
 
 V = 1000
 
@@ -132,29 +136,6 @@ def test_filters_keep_exactly_what_sorting_everything_would(temperature, top_k, 
         assert drawn == kept
 
 
-@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0]), min_size=1, max_size=30), st.integers(0, 30))
-def test_best_is_the_head_of_a_stable_sort(values, count):
-    values = np.asarray(values, np.float32)
-    expected = sorted(range(len(values)), key=lambda i: (-values[i], i))[:count]
-    assert best(values, count).tolist() == expected
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.integers(1, 3000), st.sampled_from([0.0, 0.01, 1.0, 10.0]), st.floats(0.001, 1.0), st.integers(0, 2**20),
-    st.booleans(),
-)  # fmt: skip
-def test_heaviest_is_the_head_of_a_stable_sort_by_mass(count, spread, share, seed, ties):
-    values = np.random.default_rng(seed).standard_normal(count) * spread
-    weights = np.exp(np.round(values) if ties else values)
-    order = np.argsort(-weights, kind="stable")
-    enough = share * weights.sum()
-    kept = heaviest(weights, enough)
-    assert sorted(kept.tolist()) == sorted(order[: len(kept)].tolist())
-    assert weights[kept].sum() >= enough * (1 - 1e-12)
-    assert weights[order[: len(kept) - 1]].sum() <= enough * (1 + 1e-12)
-
-
 def test_same_seed_same_draws_other_seed_other_draws():
     logits = rows(64)
 
@@ -172,6 +153,27 @@ def test_batch_mates_never_change_a_draw():
     asked = [request(p, prompt=(3, 4), output=(5,), seed=i) for i, p in enumerate(params)]
     together = Sampler(V).sample(logits, asked)
     assert together == [Sampler(V).sample(logits[i : i + 1], [asked[i]])[0] for i in range(6)]
+
+
+def test_without_the_native_library_the_plain_form_draws_the_same_tokens():
+    code = """
+import numpy as np
+from quantkit.runtime.sampler import Sampler
+from quantkit.runtime.sampling import SamplingParams
+from quantkit_kernels import cpu
+from tests.unit.test_runtime_sampling import V, request, rows
+params = SamplingParams(temperature=0.9, top_k=300, top_p=0.9, min_p=0.001, repetition_penalty=1.2, logprobs=2)
+drawn = Sampler(V).sample(rows(50, scale=1.0), [request(params, seed=seed) for seed in range(50)])
+print(cpu.available()[0], [(draw.token, draw.logprobs.top_ids) for draw in drawn])
+"""
+    outputs = []
+    for library in ({}, {"QUANTKIT_CPU_LIBRARY": "/nowhere"}):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **library}, capture_output=True, text=True, check=True
+        )
+        outputs.append(ran.stdout.split(maxsplit=1))
+    assert [available for available, _ in outputs] == ["True", "False"]
+    assert outputs[0][1] == outputs[1][1]
 
 
 def test_two_requests_in_one_batch_do_not_share_random_state():

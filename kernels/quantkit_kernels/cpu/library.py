@@ -8,7 +8,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 LIBRARY_NAME = "libquantkit_cpu.so"
 ISA_BITS = {
     "amx": 32,
@@ -65,6 +65,9 @@ def _declare(library: ctypes.CDLL) -> None:
         "qk_list_destroy": (None, (pointer,)),
         "qk_list_run": (i32, (pointer, i32, i32, i32)),
         "qk_list_time": (i32, (pointer, i32, i32, i32, pointer)),
+        "qk_sampler_create": (pointer, (i32, i32, i32)),
+        "qk_sampler_destroy": (None, (pointer,)),
+        "qk_sampler_run": (i32, (pointer, pointer, pointer, i32, i32, pointer, pointer, pointer)),
         "qk_packed_bytes": (i64, (i32, i64, i64, i64)),
         "qk_pack": (None, (i32, pointer, i64, i64, i64, pointer)),
         "qk_bench_read": (f64, (i32, i32, i64, i32)),

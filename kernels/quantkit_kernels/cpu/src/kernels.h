@@ -31,6 +31,17 @@ struct Task {
     float* scratch;   // this thread's, 64-byte aligned
 };
 
+constexpr int kSampleBlock = 128;  // logits of a row whose maximum and sum are kept
+
+// What sampling does with a row, or a block of it. The same bits on every instruction set.
+struct SampleKernels {
+    // The largest x, +infinity where one is not a number; tops: of every kSampleBlock.
+    float (*highest)(const float* x, int32_t count, float* tops);
+    // w = exp((x - top) · rate), zero where x < limit
+    void (*weigh)(const float* x, int32_t count, float top, float rate, float limit, float* w);
+    float (*mass)(const float* x, const float* w, int32_t count, float limit);  // sum of w where x >= limit
+};
+
 struct KernelSet {
     void (*run)(const Task& task);
     int64_t (*scratch)(const Node& node);  // floats of scratch a thread needs for it
@@ -39,6 +50,7 @@ struct KernelSet {
     int64_t (*read)(const void* data, int64_t bytes);  // a sum, so that the read is not optimised away
     double (*fma)(int64_t iterations);                 // FLOP done
     double (*dot)(int bits, int group, int64_t iterations);  // the same of integer products; group 64 or 128
+    SampleKernels sample;
 };
 
 constexpr int kRowBlock = 192;   // rows a GEMM chunk handles at most

@@ -16,6 +16,7 @@
 #endif
 #include "linear_codes.inl"
 #include "ceilings.inl"
+#include "sample.inl"
 #ifndef QK_BASE
 #include "rows.inl"
 #include "linear.inl"
@@ -44,7 +45,7 @@ int64_t scratch(const Node& node) {
 int64_t read(const void* data, int64_t bytes) { return QK_BASE.read(data, bytes); }
 double fma_loop(int64_t iterations) { return QK_BASE.fma(iterations); }
 
-constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop, dot_loop};
+constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop, dot_loop, kSampleKernels};
 
 }  // namespace
 
@@ -112,7 +113,7 @@ double fma_loop(int64_t iterations) {
     return 2.0 * W * kChains * 8 * static_cast<double>(iterations);
 }
 
-constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop, dot_loop};
+constexpr KernelSet kKernels{run, scratch, kGemvRows, kGemvPanels, read, fma_loop, dot_loop, kSampleKernels};
 
 }  // namespace
 

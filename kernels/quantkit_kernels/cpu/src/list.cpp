@@ -17,9 +17,9 @@
 #include "list.h"
 #include "team.h"
 
-namespace {
-
 thread_local std::string last_error;
+
+namespace {
 
 struct Free {
     void operator()(void* p) const { std::free(p); }

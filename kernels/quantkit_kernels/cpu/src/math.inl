@@ -25,21 +25,29 @@ constexpr int up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 
+// a · b + c, rounded once where the hardware can (kFused), or twice on every instruction set.
+template <bool kFused>
+QK_INLINE F product_sum(F a, F b, F c) {
+    if constexpr (kFused) return Simd::fma(a, b, c);
+    else return Simd::add(Simd::mul(a, b), c);
+}
+
 // e^x: x = n·ln2 + r with |r| <= ln2/2, Taylor to r^6 with minimax coefficients (Cephes expf). Exactly zero below
-// -87.3; NaN stays NaN.
+// -87.3; NaN stays NaN. Not fused it has the same bits everywhere.
+template <bool kFused = true>
 QK_INLINE F exp(F x) {
     const F lowest = Simd::set(-87.33654f);
     const F bounded = Simd::min(Simd::set(88.37f), Simd::max(lowest, x));
     const F n = Simd::round(Simd::mul(bounded, Simd::set(1.44269504f)));
-    F r = Simd::fma(n, Simd::set(-0.693359375f), bounded);
-    r = Simd::fma(n, Simd::set(2.12194440e-4f), r);
+    F r = product_sum<kFused>(n, Simd::set(-0.693359375f), bounded);
+    r = product_sum<kFused>(n, Simd::set(2.12194440e-4f), r);
     F p = Simd::set(1.9875691500e-4f);
-    p = Simd::fma(p, r, Simd::set(1.3981999507e-3f));
-    p = Simd::fma(p, r, Simd::set(8.3334519073e-3f));
-    p = Simd::fma(p, r, Simd::set(4.1665795894e-2f));
-    p = Simd::fma(p, r, Simd::set(1.6666665459e-1f));
-    p = Simd::fma(p, r, Simd::set(5.0000001201e-1f));
-    p = Simd::fma(p, Simd::mul(r, r), Simd::add(r, Simd::set(1.0f)));
+    p = product_sum<kFused>(p, r, Simd::set(1.3981999507e-3f));
+    p = product_sum<kFused>(p, r, Simd::set(8.3334519073e-3f));
+    p = product_sum<kFused>(p, r, Simd::set(4.1665795894e-2f));
+    p = product_sum<kFused>(p, r, Simd::set(1.6666665459e-1f));
+    p = product_sum<kFused>(p, r, Simd::set(5.0000001201e-1f));
+    p = product_sum<kFused>(p, Simd::mul(r, r), Simd::add(r, Simd::set(1.0f)));
     return Simd::zero_below(x, lowest, Simd::mul(p, Simd::power_of_two(n)));
 }
 
