@@ -1,4 +1,4 @@
-"""Decode by context: `python kernels/benchmarks/depth.py ARTIFACT`. One sequence, one token a step, tokens/s at each length.
+"""Decode by context: `python kernels/benchmarks/depth.py ARTIFACT`. One sequence, a token a step, tokens/s by length.
 
 Lengths take turns within one run, so that their ratio does not depend on what else the machine does meanwhile. Keys and
 values are those of a prompt of random tokens.
@@ -57,7 +57,8 @@ def main() -> None:
     first = statistics.median(seconds[lengths[0]])
     for length in lengths:
         median = statistics.median(seconds[length])
-        print(f"{length:6d} tokens of context: {1 / median:7.1f} tokens/s, {first / median:.3f} of that at {lengths[0]}")
+        share = f"{first / median:.3f} of that at {lengths[0]}"
+        print(f"{length:6d} tokens of context: {1 / median:7.1f} tokens/s, {share}")
 
 
 def _inputs(tokens: Sequence[int], start: int, table: np.ndarray) -> StepInputs:
