@@ -15,8 +15,6 @@ from quantkit_kernels.cpu.threads import usable_threads
 from quantkit_kernels.ops.sample import GREEDY, Sampled, SampleRow
 
 _MASK = 2**64 - 1
-
-
 _ROW = struct.Struct("4P4id2fd2i2d2Q")
 """`SampleRow` of src/abi.h."""
 _NO_ADJUSTMENTS = (0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0)
@@ -97,7 +95,7 @@ def _adjustments(row: SampleRow, kept: list[NDArray]) -> tuple:
         held(np.ascontiguousarray(row.tokens, np.int32)),
         held(np.fromiter(banned, np.int32, len(banned))) if banned else 0,
         len(bias),
-        row.prompt,
+        min(row.prompt, len(row.tokens)),
         len(row.tokens),
         len(banned),
         row.repetition,
