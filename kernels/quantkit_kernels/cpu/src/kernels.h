@@ -59,4 +59,5 @@ extern const KernelSet kAmxKernels;
 #if QK_ARM64
 extern const KernelSet kNeonKernels;
 extern const KernelSet kNeonDotprodKernels;
+extern const KernelSet kNeonI8mmKernels;
 #endif
