@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the native kernels for 64-bit Arm and runs tests/native/agree.cpp under an emulator, once with and once without
-# the dot product of bytes. Debian: apt-get install g++-aarch64-linux-gnu qemu-user
+# Compiles the native kernels for 64-bit Arm and runs tests/native/agree.cpp under an emulator of three processors: with the
+# matrix product of bytes, with no more than their dot product, and with neither. Each must offer the instruction sets it
+# has, and those agree. Debian: apt-get install g++-aarch64-linux-gnu qemu-user
 #
 #   tools/cross.sh [ROUNDS]
 set -euo pipefail
@@ -16,7 +17,9 @@ mkdir -p build
     -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DQK_AGREE=ON >"$build.log" 2>&1 ||
     { cat "$build.log" >&2; exit 1; }
 "$cmake" --build "$build" --parallel >>"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
-for processor in max cortex-a53; do
+portable=1 neon=64 dotprod=128 i8mm=256  # IsaBit of isa.h
+for at in "max $((portable + neon + dotprod + i8mm))" "neoverse-n1 $((portable + neon + dotprod))" "cortex-a53 $((portable + neon))"; do
+    read -r processor mask <<<"$at"
     echo "$processor:"
-    qemu-aarch64 -cpu "$processor" -L /usr/aarch64-linux-gnu "$build/quantkit_cpu_agree" "$rounds"
+    qemu-aarch64 -cpu "$processor" -L /usr/aarch64-linux-gnu "$build/quantkit_cpu_agree" "$rounds" "$mask"
 done

@@ -2,7 +2,9 @@
 // integers and sampling the others bit by bit, and every size of team with one thread, bit by bit. It needs nothing but the library, so it
 // runs under sanitizers and emulators, where Python does not.
 //
-//   quantkit_cpu_agree [rounds] [seed]      exits with 1 and a line for each thing that differs
+//   quantkit_cpu_agree [rounds] [mask] [seed]      exits with 1 and a line for each thing that differs
+//
+// mask, where it is not 0: the instruction sets that must be found.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -458,8 +460,13 @@ void check_together(const std::vector<Case>& cases) {
 
 int main(int count, char** words) {
     const int rounds = count > 1 ? std::atoi(words[1]) : 60;
-    const uint64_t seed = count > 2 ? std::strtoull(words[2], nullptr, 10) : std::random_device{}();
+    const int wanted = count > 2 ? std::atoi(words[2]) : 0;
+    const uint64_t seed = count > 3 ? std::strtoull(words[3], nullptr, 10) : std::random_device{}();
     std::printf("isa mask %d, %d rounds, seed %llu\n", qk_isa_mask(), rounds, static_cast<unsigned long long>(seed));
+    if (wanted && wanted != qk_isa_mask()) {
+        std::printf("DIFFERS: the mask must be %d\n", wanted);
+        failed = true;
+    }
     std::fflush(stdout);
     generator.seed(seed);
     for (int round = 0; round < rounds && !failed; ++round) {

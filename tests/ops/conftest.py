@@ -19,12 +19,16 @@ import pytest
 import torch
 
 from quantkit_kernels import cpu
+from quantkit_kernels.cpu.library import ISA_BITS
 
 
-def pytest_report_header() -> str:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which instruction sets the tests ran on, and which only `make cross` or another machine tries."""
     available, note = cpu.available()
-    return (
-        f"native kernels: {', '.join(cpu.supported_isas())} ({note})" if available else f"native kernels: none ({note})"
+    here = cpu.supported_isas() if available else []
+    absent = [isa for isa in ISA_BITS if isa not in here]
+    terminalreporter.write_line(
+        f"native kernels ({note}): {', '.join(here) or 'none'}; not run here: {', '.join(absent)}"
     )
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from quantkit_kernels import cpu
+from quantkit_kernels.cpu.library import ISA_BITS
 from quantkit_kernels.cpu.threads import usable_threads
 from quantkit_kernels.registry import CPU_OPS, can_implement
 
@@ -96,3 +98,10 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
         calls.run(64, 0, 0)
         os._exit(0 if (x.numpy() == 4.0).all() else 1)  # no torch here: its OpenMP does not survive a fork
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_python_and_the_library_name_instruction_sets_by_the_same_bits() -> None:
+    header = Path(cpu.__file__).with_name("src") / "isa.h"
+    found = re.findall(r"kIsa(\w+) = (\d+)", header.read_text())
+    names = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower(): int(bit) for name, bit in found}
+    assert names == ISA_BITS

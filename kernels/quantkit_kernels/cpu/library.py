@@ -16,6 +16,7 @@ ISA_BITS = {
     "avx512": 4,
     "avx_vnni": 8,
     "avx2": 2,
+    "neon_i8mm": 256,
     "neon_dotprod": 128,
     "neon": 64,
     "portable": 1,

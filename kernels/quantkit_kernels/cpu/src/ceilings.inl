@@ -39,6 +39,49 @@ double dot_loop(int, int group, int64_t iterations) {
     return 2.0 * kTileRows16 * W * kCeilingDepth * static_cast<double>(iterations);
 }
 
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+
+template <class Pairs>
+double dots(int group, int64_t iterations) {
+    constexpr int M = kPairRows, C = 2;
+    alignas(64) uint32_t words[kCeilingDepth / Pairs::kWordChannels * kPanel];
+    alignas(64) int8_t codes[M * kCeilingDepth];
+    std::memset(words, 0x33, sizeof words);
+    std::memset(codes, 5, sizeof codes);
+    const int8_t* x[M];
+    for (int m = 0; m < M; ++m) x[m] = codes + m * kCeilingDepth;
+    const uint32_t* const weights[C] = {words, words + W};
+    F total[M][C];
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
+    }
+    float scale = 1e-3f, x_scale = 1e-3f;
+    for (int64_t i = 0; i < iterations; ++i) {
+        __asm__ volatile("" : "+m"(scale), "+m"(x_scale));
+        for (int k = 0; k < kCeilingDepth; k += group) {
+            PairSum sum[M / 2][C];
+            sum_pairs<Pairs, M, C>(k, k + group, x, weights, sum);
+            const F factor = Simd::mul(Simd::set(scale), Simd::set(x_scale));
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) total[m][c] = Simd::fma(Simd::to_float(sum[m / 2][c].row(m % 2)), factor, total[m][c]);
+            }
+        }
+    }
+    F all = Simd::zero();
+    for (int m = 0; m < M; ++m) {
+        for (int c = 0; c < C; ++c) all = Simd::add(all, total[m][c]);
+    }
+    volatile float sink = Simd::sum(all);
+    (void)sink;
+    return 2.0 * M * C * W * kCeilingDepth * static_cast<double>(iterations);
+}
+
+double dot_loop(int bits, int group, int64_t iterations) {
+    return bits == 4 ? dots<Pairs4>(group, iterations) : dots<Pairs8>(group, iterations);
+}
+
 #else
 
 template <class Codes>

@@ -61,7 +61,12 @@ int32_t detect() {
 #if QK_ARM64
     mask |= kIsaNeon;
 #if defined(__linux__)
-    if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) mask |= kIsaNeonDotprod;
+    if (!(getauxval(AT_HWCAP) & HWCAP_ASIMDDP)) return mask;
+    mask |= kIsaNeonDotprod;
+#if QK_I8MM
+    constexpr unsigned long kI8mm = 1 << 13;  // HWCAP2_I8MM, which older headers do not name
+    if (getauxval(AT_HWCAP2) & kI8mm) mask |= kIsaNeonI8mm;
+#endif
 #endif
 #endif
     return mask;

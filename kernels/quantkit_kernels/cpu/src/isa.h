@@ -11,6 +11,7 @@ enum IsaBit : int32_t {
     kIsaAmx = 32,         // the same and AMX tiles of int8
     kIsaNeon = 64,
     kIsaNeonDotprod = 128,  // with the dot product of bytes
+    kIsaNeonI8mm = 256,     // and with products of 2 by 8 and 8 by 2 bytes
 };
 
 int32_t isa_mask();

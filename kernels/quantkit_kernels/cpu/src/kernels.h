@@ -73,4 +73,5 @@ extern const KernelSet kAmxKernels;
 #if QK_ARM64
 extern const KernelSet kNeonKernels;
 extern const KernelSet kNeonDotprodKernels;
+extern const KernelSet kNeonI8mmKernels;
 #endif

@@ -11,6 +11,8 @@
 #include "linear_common.inl"
 #if defined(__AMX_INT8__)
 #include "tiles_amx.inl"
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#include "tiles_i8mm.inl"
 #else
 #include "tiles_none.inl"
 #endif

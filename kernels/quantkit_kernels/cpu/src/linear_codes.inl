@@ -21,12 +21,6 @@ struct Codes8 {
     static void dot(Sum& sum, const Word& w, const int8_t* x) { Simd::dot8(sum, w, x); }
 };
 
-// What the codes' bias and zero points have added to a sum of products.
-QK_INLINE Simd::I excess(const LinearArgs& a, int bias, int64_t parameter, int32_t sum) {
-    if (!a.zero) return Simd::int_set(bias * sum);
-    return Simd::int_mul(Simd::int_add(Simd::int_from_i8(a.zero + parameter), Simd::int_set(bias)), Simd::int_set(sum));
-}
-
 // M rows by C neighbouring vectors of outputs; rows that are not there repeat the last, their results are dropped.
 template <class Codes, int M, int C>
 void dot_outputs(const LinearArgs& a, int64_t row, int rows, int vector) {

@@ -20,6 +20,12 @@ QK_INLINE F scale_at(const LinearArgs& a, int64_t index, float unit) {
     return unit == 1.0f ? s : Simd::mul(s, Simd::set(unit));
 }
 
+// What the codes' bias and zero points have added to a sum of products.
+QK_INLINE Simd::I excess(const LinearArgs& a, int bias, int64_t parameter, int32_t sum) {
+    if (!a.zero) return Simd::int_set(bias * sum);
+    return Simd::int_mul(Simd::int_add(Simd::int_from_i8(a.zero + parameter), Simd::int_set(bias)), Simd::int_set(sum));
+}
+
 QK_INLINE void write_out(const LinearArgs& a, int64_t row, int column, F y) {
     const int left = a.n - column;
     if (left <= 0) return;

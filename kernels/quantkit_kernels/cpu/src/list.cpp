@@ -58,6 +58,9 @@ const KernelSet* kernels_of(int32_t isa) {
     if (isa == kIsaAvx2) return &kAvx2Kernels;
 #endif
 #if QK_ARM64
+#if QK_I8MM
+    if (isa == kIsaNeonI8mm) return &kNeonI8mmKernels;
+#endif
     if (isa == kIsaNeonDotprod) return &kNeonDotprodKernels;
     if (isa == kIsaNeon) return &kNeonKernels;
 #endif

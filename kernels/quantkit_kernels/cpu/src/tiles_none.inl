@@ -1,4 +1,4 @@
-// For instruction sets without matrix tiles.
+// For instruction sets without matrix products.
 
 namespace {
 
