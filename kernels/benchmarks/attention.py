@@ -10,37 +10,38 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from ceilings import Ceilings, best_seconds
 from figures import Figure, text
 
 from quantkit_kernels import cpu
 
 CASES = [("decode", 1, 128), ("decode", 1, 1024), ("decode", 1, 4096), ("decode", 16, 512), ("prefill", 1, 512)]
-DTYPES = {"int8": torch.int8, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 BLOCK = 16
 
 
 def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int, head_dim: int) -> list[Figure]:
     """One figure a kind of cache and case."""
-    found = []
+    found, rng = [], np.random.default_rng(0)
     for name in caches:
         for case, sequences, length in CASES:
             blocks = -(-length // BLOCK)
             shape = (sequences * blocks, kv_heads, BLOCK, head_dim)
             dtype = DTYPES[name]
-            if dtype == torch.int8:
-                k, v = (torch.randint(-127, 128, shape, dtype=dtype) for _ in range(2))
-                k_scale, v_scale = torch.rand(kv_heads, head_dim) * 0.01, torch.rand(kv_heads, head_dim)
+            if dtype == np.int8:
+                k, v = (rng.integers(-127, 128, shape, dtype) for _ in range(2))
+                k_scale, v_scale = (rng.random((kv_heads, head_dim), np.float32) for _ in range(2))
+                k_scale *= 0.01
             else:
-                k, v = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+                k, v = (rng.standard_normal(shape, np.float32).astype(dtype) for _ in range(2))
                 k_scale = v_scale = None
             fresh = length if case == "prefill" else 1
-            table = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
-            start = torch.arange(0, sequences * fresh + 1, fresh, dtype=torch.int32)
-            lengths = torch.full((sequences,), length, dtype=torch.int32)
-            q = torch.randn(sequences * fresh, heads * head_dim)
-            out = torch.empty_like(q)
+            table = rng.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks)
+            start = np.arange(0, sequences * fresh + 1, fresh, dtype=np.int32)
+            lengths = np.full(sequences, length, np.int32)
+            q = rng.standard_normal((sequences * fresh, heads * head_dim), np.float32)
+            out = np.empty_like(q)
             calls = cpu.CallList(threads=ceilings.threads, isa=ceilings.isa)
             calls.paged_attention(
                 q, k, v, k_scale, v_scale, table, start, lengths, out, heads, kv_heads, head_dim, head_dim**-0.5
@@ -48,8 +49,8 @@ def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int
             tokens = sequences * fresh
             seconds = best_seconds(lambda calls=calls, t=tokens, s=sequences: calls.run(t, s, 0))
             seen = sequences * (length * (length + 1) // 2 if case == "prefill" else length)
-            moved = 2.0 * k.element_size() * sequences * length * kv_heads * head_dim
-            ceiling = ceilings.dot(8, 64) / 2 if dtype == torch.int8 else ceilings.flops
+            moved = 2.0 * k.itemsize * sequences * length * kv_heads * head_dim
+            ceiling = ceilings.dot(8, 64) / 2 if dtype == np.int8 else ceilings.flops
             operations, label = 4.0 * seen * heads * head_dim, f"{case} {sequences} × {length}"
             found.append(Figure("attention", name, label, seconds, moved, operations, ceilings.read, ceiling))
     return found

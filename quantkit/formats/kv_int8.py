@@ -5,27 +5,29 @@ The reference of what the cache holds; the kernels store the same codes (kv_writ
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.formats import integer
+from quantkit_kernels.arrays import Array, cast
 
 TOP = 127
 
 
-def scale_from_absmax(absmax: Tensor) -> Tensor:
+def scale_from_absmax(absmax: Array) -> Array:
     """float32 `[Hkv, D]` scales that map the greatest magnitude seen, `absmax` `[Hkv, D]`, to the last code."""
-    return absmax.float() / TOP
+    return cast(absmax, np.float32) / np.float32(TOP)
 
 
-def quantize(x: Tensor, scale: Tensor) -> Tensor:
+def quantize(x: Array, scale: Array) -> NDArray[np.int8]:
     """int8 `[T, Hkv, D]` codes of float keys or values `[T, Hkv, D]`: round half to even, saturate at ±127.
 
     scale: float32 `[Hkv, D]`, positive. NaN or Inf raises NumericsError.
     """
     integer.require_finite(x, where="KV cache")
-    return (x.float() / scale).round_().clamp_(-TOP, TOP).char()
+    return np.clip(np.rint(cast(x, np.float32) / scale), -TOP, TOP).astype(np.int8)
 
 
-def dequantize(codes: Tensor, scale: Tensor) -> Tensor:
+def dequantize(codes: Array, scale: Array) -> NDArray[np.float32]:
     """float32 `[T, Hkv, D]` from int8 codes and float32 `[Hkv, D]` scales."""
-    return codes.float() * scale
+    return cast(codes, np.float32) * scale

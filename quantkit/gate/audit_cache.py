@@ -17,6 +17,7 @@ from quantkit.formats.kv_int8 import TOP
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels.tensors import as_tensor
 
 LEAST_USE = 0.6
 """Median over channels of the largest code's share of the range; less: the scales are too large."""
@@ -44,7 +45,7 @@ class RangeWatch:
         block = executor.capacity.block_size
         for layer in executor.cached_layers:
             for side, cache in zip("kv", executor.cache(layer), strict=True):
-                self._take(f"layers.{layer}.{side}", cache[slots // block, :, slots % block])
+                self._take(f"layers.{layer}.{side}", as_tensor(cache)[slots // block, :, slots % block])
 
     def _take(self, name: str, written: Tensor) -> None:
         """written: `[T, Hkv, D]`."""
@@ -102,7 +103,7 @@ def audit_cache(artifact: Artifact, served: RangeWatch, baseline: RangeWatch) ->
         if isinstance(scale, QuantizedMatrix):
             continue
         shares = served.most[name].flatten() / TOP
-        reaches = (baseline.most[name] / (TOP * scale)).flatten()
+        reaches = (baseline.most[name] / (TOP * as_tensor(scale))).flatten()
         tokens = served.tokens[name]
         found.append(
             CacheUse(

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quantkit.errors import NumericsError
 from quantkit.formats import kv_int8
+from quantkit_kernels.tensors import as_array
 
 
-def kv_scales(absmax: Tensor, *, where: str = "") -> Tensor:
+def kv_scales(absmax: Tensor, *, where: str = "") -> NDArray[np.float32]:
     """float32 `[Hkv, D]` scales from the greatest magnitudes `[Hkv, D]` of keys (or values) as the cache stores them.
 
     Every head and channel must have been observed: a zero, a NaN or an Inf raises NumericsError naming `where`
     (`layers.3.k`), head and channel, because a scale of 0 or a silent 1.0 would corrupt the cache unseen.
     """
-    scale = kv_int8.scale_from_absmax(absmax)
-    usable = torch.isfinite(scale) & (scale > 0)
-    if not bool(usable.all()):
-        head, channel = (~usable).nonzero()[0].tolist()
+    scale = kv_int8.scale_from_absmax(as_array(absmax))
+    usable = np.isfinite(scale) & (scale > 0)
+    if not usable.all():
+        head, channel = np.argwhere(~usable)[0].tolist()
         raise NumericsError(
             f"no usable KV scale: head {head}, channel {channel} saw a maximum of {float(absmax[head, channel])}",
             where=where,

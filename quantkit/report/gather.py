@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quantkit import __version__
 from quantkit.artifact import layout
 from quantkit.artifact.kernels import read_buckets, read_kernels
@@ -22,7 +20,7 @@ from quantkit.program.ir import Program, Weight
 from quantkit.report.answers import worst_answers
 from quantkit.report.model import Bytes, Cell, Memory, Report, Stage
 from quantkit.review.status import review_status
-from quantkit.runtime.executor import KV_DTYPES
+from quantkit.runtime.memory import KV_BYTES
 
 RUN = Path("run") / "run.json"
 SEARCH = Path("run") / "search.json"
@@ -107,10 +105,7 @@ def _memory(artifact: Artifact) -> Memory:
                     after[kind] += artifact.tensors[name].size
     kinds = tuple(Bytes(kind, before[kind], after[kind]) for kind in KINDS if before[kind] or after[kind])
     elements = sum(2 * kv.num_kv_heads * kv.head_dim for kv in program.kv)
-    stored = sum(
-        2 * kv.num_kv_heads * kv.head_dim * torch.empty(0, dtype=KV_DTYPES[kv.format]).element_size()
-        for kv in program.kv
-    )
+    stored = sum(2 * kv.num_kv_heads * kv.head_dim * KV_BYTES[kv.format] for kv in program.kv)
     formats = "+".join(sorted({kv.format for kv in program.kv}))
     payload = sum(entry.size for entry in artifact.manifest.files.values())
     return Memory(kinds, formats, 2 * elements, stored, payload)

@@ -10,12 +10,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quantkit.errors import PreflightError
 from quantkit.models import rope as ropes
@@ -24,10 +22,16 @@ from quantkit.program.passes import buffer_widths, plan_buffers
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.step import StepInputs
 from quantkit_kernels import cpu
+from quantkit_kernels.arrays import BFLOAT16, Array
 
 log = logging.getLogger(__name__)
 
-KV_DTYPES = {"INT8": torch.int8, "FP16": torch.float16, "BF16": torch.bfloat16, "FP32": torch.float32}
+KV_DTYPES: dict[str, np.dtype[Any]] = {
+    "INT8": np.dtype(np.int8),
+    "FP16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "FP32": np.dtype(np.float32),
+}
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,11 @@ class Capacity:
 class Memory:
     """Everything a backend binds nodes to. Activations by value name, `[capacity, n]`; inputs int32."""
 
-    inputs: dict[str, Tensor]
-    activations: dict[str, Tensor]
-    k_cache: dict[int, Tensor]
-    v_cache: dict[int, Tensor]
-    rope: dict[str, tuple[Tensor, Tensor]]
-    capacity: Capacity
+    inputs: dict[str, Array]
+    activations: dict[str, Array]
+    k_cache: dict[int, Array]
+    v_cache: dict[int, Array]
+    rope: dict[str, tuple[Array, Array]]
 
 
 class Backend(Protocol):
@@ -106,10 +109,7 @@ class Executor:
         self.capacity = Capacity(max_tokens, max_seqs, rows, num_blocks, block_size, max_model_len)
         room = None if spill is None else cpu.Spill(spill)
         self._memory = _allocate(program, self.capacity, room)
-        self._arrays = {name: tensor.numpy() for name, tensor in self._memory.inputs.items()}
-        self._logits: NDArray[np.float32] | None = (
-            self._memory.activations["logits"].numpy() if "logits" in self._memory.activations else None
-        )
+        self._logits: NDArray[np.float32] | None = self._memory.activations.get("logits")
         self._backend = _bind(program, weights, self._memory, backend, threads, room)
 
     @property
@@ -126,7 +126,7 @@ class Executor:
     def kv_bytes_per_block(self) -> int:
         """Bytes of one cache block over all layers."""
         caches = [*self._memory.k_cache.values(), *self._memory.v_cache.values()]
-        return sum(cache[0].numel() * cache.element_size() for cache in caches)
+        return sum(cache[0].nbytes for cache in caches)
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Run one step. Returns logits `[R, V]`, a view that the next step overwrites."""
@@ -135,7 +135,9 @@ class Executor:
             raise ValueError("this program computes no logits; use run_slice")
         return self._logits[:rows]
 
-    def run_slice(self, inputs: StepInputs, activations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run_slice(
+        self, inputs: StepInputs, activations: Mapping[str, NDArray[np.float32]]
+    ) -> dict[str, NDArray[np.float32]]:
         """Run a slice of a program: float32 `[T, n]` activations in, copies of its outputs `[T, n]` or `[R, V]` out."""
         tokens = len(inputs.token_ids)
         for name, value in activations.items():
@@ -143,7 +145,7 @@ class Executor:
         tokens, _, rows = self._run(inputs)
         sizes = {"T": tokens, "R": rows}
         return {
-            name: self._memory.activations[name][: sizes[str(self.program.values[name].shape[0])]].clone()
+            name: self._memory.activations[name][: sizes[str(self.program.values[name].shape[0])]].copy()
             for name in self.program.outputs
         }
 
@@ -152,14 +154,14 @@ class Executor:
         """Layers whose keys and values this program (or slice) keeps."""
         return tuple(self._memory.k_cache)
 
-    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+    def cache(self, layer: int) -> tuple[Array, Array]:
         """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, D]`."""
         return self._memory.k_cache[layer], self._memory.v_cache[layer]
 
     def clear_cache(self) -> None:
         """Zero the paged cache, so that nothing of earlier steps is left in it."""
         for cache in (*self._memory.k_cache.values(), *self._memory.v_cache.values()):
-            cache.zero_()
+            cache.view(np.uint8).fill(0)
 
     def _run(self, inputs: StepInputs) -> tuple[int, int, int]:
         tokens, sequences, rows = len(inputs.token_ids), len(inputs.seq_lens), len(inputs.logits_rows)
@@ -169,7 +171,7 @@ class Executor:
                 f"a step of {tokens} tokens, {sequences} sequences, {rows} rows exceeds "
                 f"{cap.max_tokens}, {cap.max_seqs}, {cap.max_rows}"
             )
-        arrays = self._arrays
+        arrays = self._memory.inputs
         arrays["token_ids"][:tokens] = inputs.token_ids
         arrays["positions"][:tokens] = inputs.positions
         arrays["slot_mapping"][:tokens] = inputs.slot_mapping
@@ -185,28 +187,29 @@ def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> 
     cap = capacity
     sizes = {"T": cap.max_tokens, "B": cap.max_seqs, "B+1": cap.max_seqs + 1, "M": cap.blocks_per_seq}
     sizes["R"] = cap.max_rows
-    inputs: dict[str, Tensor] = {}
-    activations: dict[str, Tensor] = {}
-    buffers = [torch.zeros(width * cap.max_tokens, dtype=torch.float32) for width in buffer_widths(program)]
+    inputs: dict[str, Array] = {}
+    activations: dict[str, Array] = {}
+    int32, float32 = np.dtype(np.int32), np.dtype(np.float32)
+    buffers = [cpu.zeroed(width * cap.max_tokens, dtype=float32) for width in buffer_widths(program)]
     for name, value in program.values.items():
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in value.shape]
         if value.dtype == "int32":
-            inputs[name] = torch.zeros(shape, dtype=torch.int32)
+            inputs[name] = cpu.zeroed(*shape, dtype=int32)
         elif value.buffer is not None:
-            activations[name] = buffers[value.buffer][: shape[0] * shape[1]].view(shape)
+            activations[name] = buffers[value.buffer][: shape[0] * shape[1]].reshape(shape)
         elif value.dtype == "float32":
-            activations[name] = torch.zeros(shape, dtype=torch.float32)
-    caches: list[dict[int, Tensor]] = [{}, {}]
+            activations[name] = cpu.zeroed(*shape, dtype=float32)
+    caches: list[dict[int, Array]] = [{}, {}]
+    allocate = cpu.zeroed if spill is None else spill.array
     attending = {node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None}
     for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
             paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kv.head_dim)
-            dtype = KV_DTYPES[kv.format]
-            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
+            side[layer] = allocate(*paged, dtype=KV_DTYPES[kv.format])
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
-    return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
+    return Memory(inputs, activations, caches[0], caches[1], tables)
 
 
 def _bind(
@@ -230,4 +233,4 @@ def _bind(
         log.warning("running on the torch reference, many times slower: %s", reason)
     from quantkit.runtime import backend_reference
 
-    return backend_reference.ReferenceBackend(program, weights, memory)
+    return backend_reference.ReferenceBackend(program, weights, backend_reference.TensorMemory.of(memory))

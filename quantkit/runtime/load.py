@@ -9,8 +9,6 @@ from typing import Any
 from quantkit.artifact.layout import MANIFEST
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError, RecipeError
-from quantkit.models.source import open_source
-from quantkit.models.source_weights import SourceWeights
 from quantkit.program import Program, WeightProvider, build_program, fuse, lower_precision
 from quantkit.runtime.admission import Standing, read_standing, target_of
 from quantkit.runtime.engine import EngineConfig, EngineCore
@@ -98,6 +96,9 @@ def load_source(
     location: str, options: EngineOptions | None = None, *, kv_format: str = "FP32", base: Path = Path(".")
 ) -> Loaded:
     """Load a source model unquantized, weights in the source's own type, keys and values as `kv_format` (no INT8)."""
+    from quantkit.models.source import open_source  # imports torch, which serving an artifact does without
+    from quantkit.models.source_weights import SourceWeights
+
     options = options or EngineOptions()
     if kv_format not in ("FP32", "FP16", "BF16"):
         raise RecipeError(f"an unquantized model has no {kv_format} cache", next="Choose FP32, FP16 or BF16")

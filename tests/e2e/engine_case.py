@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from quantkit.models import open_source
 from quantkit.program import build_program, fuse, lower_precision
@@ -37,7 +36,9 @@ def make_executor(
     schemes = {group: SCHEMES.get(group.split(".")[-1], "W8A16") for group in program.groups()}
     lowered = lower_precision(program, schemes, "INT8", compute)
     scales = {
-        weight.name: torch.full(weight.shape, 0.03) for weight in lowered.weights.values() if weight.kind == "scales"
+        name: np.full(weight.shape, 0.03, np.float32)
+        for name, weight in lowered.weights.items()
+        if weight.kind == "scales"
     }
     weights = RtnWeights(source, kv_scales=scales)
     return Executor(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quantkit_kernels import cpu
 from quantkit_kernels.ops import paged_attention
-from tests.ops.native import GUARD, Cache, assert_rows, cache, int32, poisoned, run
+from tests.ops.native import GUARD, Cache, TensorCalls, assert_rows, cache, int32, poisoned, run
 
 DTYPES = [torch.int8, torch.float16, torch.bfloat16, torch.float32]
 
@@ -160,7 +160,7 @@ def test_no_sequences_write_nothing(isa: str) -> None:
 @pytest.mark.parametrize(("length", "block", "message"), [(17, 9, "block_table row"), (200, 0, "columns")])
 def test_a_block_outside_the_cache_is_refused(isa: str, length: int, block: int, message: str) -> None:
     store = torch.zeros(4, 1, 16, 64)
-    calls = cpu.CallList(threads=1, isa=isa)
+    calls = TensorCalls(threads=1, isa=isa)
     calls.paged_attention(
         torch.zeros(1, 64), store, store.clone(), None, None, int32([[1, block, 2]]), int32([0, 1]), int32([length]),
         poisoned(1, 64), 1, 1, 64, 1.0,
