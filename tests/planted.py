@@ -8,18 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quantkit.artifact.files import digest_file
 from quantkit.artifact.layout import KV_SCALES, MANIFEST, module_of
 from quantkit.artifact.manifest import manifest_bytes, parse_manifest
 from quantkit.artifact.read import open_artifact
 from quantkit.formats.packing import pack_int32, unpack_int32
-from quantkit.models.safetensors_reader import read_header
+from quantkit.models.safetensors_header import ARRAY_TYPES, read_header
 from quantkit.runtime.text import ChatText
-
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
+from quantkit_kernels.arrays import Array, cast
 
 
 def copy_of(artifact: Path, folder: Path) -> Path:
@@ -35,16 +33,15 @@ def seal(folder: Path) -> Path:
     return folder
 
 
-def change_tensor(folder: Path, file: str, name: str, change: Callable[[Tensor], Tensor]) -> None:
+def change_tensor(folder: Path, file: str, name: str, change: Callable[[Array], Array]) -> None:
     """Rewrite one tensor of a safetensors file in place."""
     place = read_header(folder / file)[name]
     with (folder / file).open("r+b") as handle:
         handle.seek(place.offset)
-        raw = bytearray(handle.read(place.size))
-        tensor = torch.frombuffer(raw, dtype=_DTYPES[place.dtype]).reshape(place.shape)
-        changed = change(tensor.clone()).to(tensor.dtype).contiguous()
+        stored = np.frombuffer(handle.read(place.size), ARRAY_TYPES[place.dtype]).reshape(place.shape)
+        changed = cast(change(stored.copy()), stored.dtype)
         handle.seek(place.offset)
-        handle.write(changed.reshape(-1).view(torch.uint8).numpy().tobytes())
+        handle.write(changed.tobytes())
 
 
 def kv_scale_times(folder: Path, name: str, factor: float) -> Path:
@@ -61,13 +58,13 @@ def zero_point_off_by_one(folder: Path, group: str, *, only: tuple[int, int] | N
     columns = artifact.tensors[f"{module_of(part.tensor)}.weight_scale"].shape[1]
     shape = (part.stop, columns)
 
-    def shifted(packed: Tensor) -> Tensor:
-        zero = unpack_int32(packed, 4, shape, dim=0).to(torch.int16)
-        step = torch.zeros_like(zero) if only else torch.ones_like(zero)
+    def shifted(packed: Array) -> Array:
+        zero = unpack_int32(packed, 4, shape, dim=0)
+        step = np.zeros_like(zero) if only else np.ones_like(zero)
         if only:
             step[only] = 1
         step[zero >= 7] *= -1
-        return pack_int32((zero + step).to(torch.int8), 4, dim=0)
+        return pack_int32(zero + step, 4, dim=0)
 
     change_tensor(folder, "model.safetensors", f"{module_of(part.tensor)}.weight_zero_point", shifted)
     return seal(folder)
@@ -80,9 +77,9 @@ def codes_off_by_one(folder: Path, group: str) -> Path:
     part = weight.parts[0]
     shape = (part.stop, weight.shape[1])
 
-    def shifted(packed: Tensor) -> Tensor:
-        codes = unpack_int32(packed, 4, shape).to(torch.int16) + 1
-        return pack_int32(codes.clamp(-8, 7).to(torch.int8), 4)
+    def shifted(packed: Array) -> Array:
+        codes = unpack_int32(packed, 4, shape) + np.int8(1)
+        return pack_int32(np.minimum(codes, 7), 4)
 
     change_tensor(folder, "model.safetensors", f"{module_of(part.tensor)}.weight_packed", shifted)
     return seal(folder)
@@ -125,11 +122,12 @@ def rows_disturbed(folder: Path, rows: list[int], *, strength: float = 1.0) -> P
     """The embeddings of tokens `rows` get noise of `strength` times their own size."""
     artifact = open_artifact(folder)
     table = next(weight for weight in artifact.program.weights.values() if weight.kind == "table")
-    noise = torch.randn(len(rows), table.shape[1], generator=torch.Generator().manual_seed(0))
+    noise = np.random.default_rng(0).standard_normal((len(rows), table.shape[1]), np.float32)
 
-    def disturbed(values: Tensor) -> Tensor:
-        chosen = values[rows].float()
-        values[rows] = (chosen + strength * noise * chosen.pow(2).mean(-1, keepdim=True).sqrt()).to(values.dtype)
+    def disturbed(values: Array) -> Array:
+        chosen = cast(values[rows], np.float32)
+        size = np.sqrt(np.square(chosen).mean(-1, keepdims=True))
+        values[rows] = cast(chosen + np.float32(strength) * noise * size, values.dtype)
         return values
 
     change_tensor(folder, "model.safetensors", table.parts[0].tensor, disturbed)

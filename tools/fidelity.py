@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from quantkit.build.allocation import read_allocation
 from quantkit.calibration.dataset import load_samples
@@ -37,6 +36,7 @@ from quantkit.quantize.gptq import gptq
 from quantkit.quantize.rtn import rtn
 from quantkit.quantize.sequential import LayerWalk
 from quantkit.runtime.text import ChatText
+from quantkit_kernels.arrays import Array
 
 PACKAGED = Path(__file__).parents[1] / "calib" / "conversations.jsonl"
 
@@ -115,8 +115,8 @@ def quantized(
     args: argparse.Namespace,
 ) -> dict[str, QuantizedMatrix]:
     """Every group's matrix by `method`."""
-    program, dtype = fuse(build_program(source.spec)), scale_dtype(getattr(torch, source.spec.dtype))
-    load = SourceWeights(source).load
+    program, dtype = fuse(build_program(source.spec)), scale_dtype(source.spec.dtype)
+    load = SourceWeights(source).tensor
     groups = {name: weight for name, weight in program.groups().items() if quantizes(schemes, name)}
     if method != "gptq":
         search = "minmax" if method == "rtn" else "mse"
@@ -149,7 +149,7 @@ class Held:
     def __init__(self, source: ModelSource, matrices: Mapping[str, QuantizedMatrix]) -> None:
         self._source, self._matrices = SourceWeights(source), matrices
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         found = self._matrices.get(weight.group or "")
         return self._source.load(weight) if found is None else found
 

@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy.stats import spearmanr
 
 from quantkit.calibration.dataset import load_samples
@@ -71,8 +70,8 @@ def check(
     source: ModelSource, args: argparse.Namespace, learnt_from: CalibrationSet, measured_on: CalibrationSet, work: Path
 ) -> list[str]:
     """Markdown lines: one a (group, scheme), then one a predictor."""
-    program, load = fuse(build_program(source.spec)), SourceWeights(source).load
-    dtype = scale_dtype(getattr(torch, source.spec.dtype))
+    program, load = fuse(build_program(source.spec)), SourceWeights(source).tensor
+    dtype = scale_dtype(source.spec.dtype)
     squares = collect(source, program, learnt_from).input_sq
     walk = GradientWalk(source, program, learnt_from, work, seed=args.seed)
     lengths = [len(sample.ids) for sample in learnt_from.samples]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from ceilings import Ceilings, best_seconds
 from figures import Figure, text
@@ -17,27 +18,30 @@ from figures import Figure, text
 from quantkit_kernels import cpu
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import kv_cells
+from quantkit_kernels.tensors import as_array
 
 CASES = [("decode", 1, 128), ("decode", 1, 1024), ("decode", 1, 4096), ("decode", 16, 512), ("prefill", 1, 512)]
+FORMATS = ("INT8", "FP8", "INT4", "FP16", "FP32")
 BLOCK = 16
 
 
 def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int, head_dim: int) -> list[Figure]:
     """One figure a kind of cache and case."""
-    found = []
+    found, rng = [], np.random.default_rng(0)
     for name in caches:
         for case, sequences, length in CASES:
             blocks = -(-length // BLOCK)
             shape = (sequences * blocks, kv_heads, BLOCK, head_dim)
             kind = CACHE_FORMATS[name]
-            k_scale = v_scale = torch.full((kv_heads, head_dim), 4 / kind.top) if kind.top else None
-            k, v = (kv_cells.store(torch.randn(shape), k_scale, name) for _ in range(2))
+            scale = torch.full((kv_heads, head_dim), 4 / kind.top) if kind.top else None
+            k, v = (as_array(kv_cells.store(torch.randn(shape), scale, name)) for _ in range(2))
+            k_scale = v_scale = None if scale is None else as_array(scale)
             fresh = length if case == "prefill" else 1
-            table = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
-            start = torch.arange(0, sequences * fresh + 1, fresh, dtype=torch.int32)
-            lengths = torch.full((sequences,), length, dtype=torch.int32)
-            q = torch.randn(sequences * fresh, heads * head_dim)
-            out = torch.empty_like(q)
+            table = rng.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks)
+            start = np.arange(0, sequences * fresh + 1, fresh, dtype=np.int32)
+            lengths = np.full(sequences, length, np.int32)
+            q = rng.standard_normal((sequences * fresh, heads * head_dim), np.float32)
+            out = np.empty_like(q)
             calls = cpu.CallList(threads=ceilings.threads, isa=ceilings.isa)
             calls.paged_attention(
                 q, k, v, k_scale, v_scale, table, start, lengths, out, heads, kv_heads, head_dim, name, head_dim**-0.5
@@ -56,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", nargs="*", default=cpu.supported_isas())
     parser.add_argument("--threads", type=int, default=cpu.usable_threads())
-    parser.add_argument("--cache", nargs="*", default=["INT8", "FP8", "INT4", "FP16", "FP32"], choices=CACHE_FORMATS)
+    parser.add_argument("--cache", nargs="*", default=FORMATS, choices=CACHE_FORMATS)
     parser.add_argument("--heads", type=int, nargs=3, default=[9, 3, 64], help="query heads, KV heads, head_dim")
     options = parser.parse_args()
     for isa in options.isa:

@@ -42,6 +42,7 @@ def main() -> None:
         block_size=BLOCK,
         max_model_len=lengths[-1],
         threads=options.threads,
+        huge_cache=True,
     )
     tokens = np.random.default_rng(0).integers(0, artifact.program.vocab_size, lengths[-1]).astype(np.int32)
     table = np.arange(1, blocks + 1, dtype=np.int32)

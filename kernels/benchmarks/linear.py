@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from ceilings import Ceilings, best_seconds
 from figures import Figure, text
 
@@ -20,10 +20,12 @@ FORMS = {"int4 g64": (4, 64), "int4 g128": (4, 128), "int8": (8, 0), "fp16": (16
 
 
 def packed(bits: int, group: int, rows: int, columns: int) -> cpu.PackedMatrix:
+    rng = np.random.default_rng(0)
     if bits >= 16:
-        return cpu.pack_matrix(torch.randn(rows, columns).to(torch.float16 if bits == 16 else torch.float32))
-    codes = torch.randint(-7, 8, (rows, columns), dtype=torch.int8)
-    scale = (torch.rand(rows, columns // (group or columns)) * 0.01).half().float()
+        floats = rng.standard_normal((rows, columns), np.float32)
+        return cpu.pack_matrix(floats.astype(np.float16) if bits == 16 else floats, bits=bits)
+    codes = rng.integers(-7, 8, (rows, columns), np.int8)
+    scale = (rng.random((rows, columns // (group or columns))) * 0.01).astype(np.float16).astype(np.float32)
     return cpu.pack_matrix(codes, bits=bits, scale=scale)
 
 
@@ -45,7 +47,8 @@ def measure(
                 ceiling = ceilings.dot(bits, group or columns) if compute == "int8" else ceilings.flops
                 for tokens in counts:
                     used = weights[: max(1, copies * 4 // (3 + tokens))]
-                    x, out = torch.randn(tokens, columns), torch.empty(tokens, rows)
+                    x = np.random.default_rng(0).standard_normal((tokens, columns), np.float32)
+                    out = np.empty((tokens, rows), np.float32)
                     calls = cpu.CallList(threads=ceilings.threads, isa=ceilings.isa)
                     for each in used:
                         calls.linear(x, each, None, out, compute)

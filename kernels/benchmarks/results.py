@@ -41,7 +41,7 @@ def main() -> None:
         figures = linear.measure(ceilings, ("int4 g64", "int4 g128"), LAYER, ROWS)
         figures += linear.measure(ceilings, ("int8",), ("head",), (1, 16))
         figures += linear.measure(ceilings, ("fp16",), ("o",), ROWS)
-        figures += attention.measure(ceilings, tuple(attention.DTYPES), 9, 3, 64)
+        figures += attention.measure(ceilings, attention.FORMATS, 9, 3, 64)
         parts.append(f"## {isa}\n\n{ceilings.line()}\n\n![roofline](roofline-{isa}.svg)\n\n{markdown(figures)}")
         (options.out / f"roofline-{isa}.svg").write_text(roofline(figures, f"{processor()}, {isa}"), encoding="utf-8")
     if options.peers:

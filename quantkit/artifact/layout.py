@@ -15,6 +15,7 @@ from quantkit.errors import CheckpointError
 from quantkit.formats.integer import group_count
 from quantkit.formats.packing import words
 from quantkit.formats.schemes import Scheme, scheme
+from quantkit.models.safetensors_header import ARRAY_TYPES
 from quantkit.models.spec import Part
 from quantkit.program.ir import Program, Weight
 
@@ -33,7 +34,6 @@ _KERNEL_FILE = re.compile(
     rf"{KERNELS}/sm_[1-9][0-9]{{1,2}}/(index\.json|[a-z0-9_]{{1,80}}-[0-9a-f]{{16}}\.(cubin|ptx|json))"
 )
 
-BYTES = {"I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -53,7 +53,7 @@ class TensorPlan:
     @property
     def size(self) -> int:
         """Bytes."""
-        count = BYTES[self.dtype]
+        count = ARRAY_TYPES[self.dtype].itemsize
         for dim in self.shape:
             count *= dim
         return count

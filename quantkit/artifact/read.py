@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quantkit.artifact import layout
 from quantkit.artifact.files import digest_file
@@ -22,14 +21,14 @@ from quantkit.formats.minmax import quantize_minmax
 from quantkit.formats.packing import unpack_int32
 from quantkit.formats.schemes import Scheme, scheme
 from quantkit.models.reader import read_exactly
-from quantkit.models.safetensors_reader import StoredTensor, read_header
+from quantkit.models.safetensors_header import ARRAY_TYPES, StoredTensor, read_header
 from quantkit.models.spec import Part
 from quantkit.program.ir import Program, Weight
 from quantkit.program.serial import program_from_json
+from quantkit_kernels.arrays import Array, cast
 
 Check = Literal["full", "sizes"]
 
-_DTYPES = {"I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 _MOST_JSON = 64 << 20
 """Bytes of a manifest or program beyond which it is not read."""
@@ -67,7 +66,7 @@ class Artifact:
                 rows[f"{part.tensor} {width}"] = max(rows.get(f"{part.tensor} {width}", 0), part.stop)
         return sum(2 * count * int(key.rpartition(" ")[2]) for key, count in rows.items())
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         """The weight as its kind and scheme say; see `program.weights.WeightProvider`.
 
         A tied INT8 head is derived here from the embedding table by the min-max rule: exact arithmetic, so the same
@@ -79,17 +78,17 @@ class Artifact:
         if how.quantized and not layout.is_derived(weight, layout.tied_tables(self.program)):
             return concatenate([self._packed(part, weight.shape[1], how) for part in weight.parts])
         plain = [self.read_tensor(part.tensor, part.start, part.stop) for part in weight.parts]
-        joined = plain[0] if len(plain) == 1 else torch.cat(plain)
+        joined = plain[0] if len(plain) == 1 else np.concatenate(plain)
         if weight.kind == "vector":
-            return joined.float()
+            return cast(joined, np.float32)
         if how.quantized:
-            dtype = scale_dtype(getattr(torch, self.program.source_dtype))
+            dtype = scale_dtype(self.program.source_dtype)
             return quantize_minmax(joined, how, scale_dtype=dtype, where=weight.name)
         return joined
 
     def _packed(self, part: Part, columns: int, how: Scheme) -> QuantizedMatrix:
         module = layout.module_of(part.tensor)
-        scale = self.read_tensor(f"{module}.weight_scale").float()
+        scale = cast(self.read_tensor(f"{module}.weight_scale"), np.float32)
         codes = unpack_int32(self.read_tensor(f"{module}.weight_packed"), how.bits, (part.stop, columns))
         zero = None
         if not how.symmetric:
@@ -97,13 +96,13 @@ class Artifact:
             zero = unpack_int32(packed, how.bits, (part.stop, scale.shape[1]), dim=0)
         return QuantizedMatrix(how, codes, scale, zero)
 
-    def read_tensor(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+    def read_tensor(self, name: str, start: int = 0, stop: int | None = None) -> Array:
         """Rows `[start, stop)` of a stored tensor, in its stored type."""
         stored = self.tensors[name]
         stop = stored.shape[0] if stop is None else stop
         row = stored.size // stored.shape[0]
         data = read_exactly(stored.file, stored.offset + start * row, (stop - start) * row, f"{stored.file}: {name}")
-        return data.view(_DTYPES[stored.dtype]).reshape(stop - start, *stored.shape[1:])
+        return data.view(ARRAY_TYPES[stored.dtype]).reshape(stop - start, *stored.shape[1:])
 
 
 def open_artifact(path: Path | str, *, check: Check = "full") -> Artifact:

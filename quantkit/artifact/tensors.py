@@ -13,19 +13,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-import torch
+import numpy as np
 
-from quantkit.artifact.layout import BYTES, TensorPlan
+from quantkit.artifact.layout import TensorPlan
 from quantkit.errors import CheckpointError
-
-_DTYPES = {"I64": torch.int64, "F32": torch.float32, "I32": torch.int32, "F16": torch.float16, "BF16": torch.bfloat16}
+from quantkit.models.safetensors_header import ARRAY_TYPES
+from quantkit_kernels.arrays import Array, cast
 
 
 class TensorFile:
     """One safetensors file being written; a context manager. Every byte of every tensor must be put exactly once."""
 
     def __init__(self, path: Path, plans: Iterable[TensorPlan]) -> None:
-        ordered = sorted(plans, key=lambda plan: (-BYTES[plan.dtype], plan.name))
+        ordered = sorted(plans, key=lambda plan: (-ARRAY_TYPES[plan.dtype].itemsize, plan.name))
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         position = 0
         for plan in ordered:
@@ -48,13 +48,12 @@ class TensorFile:
         os.posix_fallocate(self._file.fileno(), 0, start)  # a full disk is found out now, not at the last layer
         self._file.write(len(text).to_bytes(8, "little") + text)
 
-    def put(self, name: str, rows: torch.Tensor, start: int = 0) -> None:
+    def put(self, name: str, rows: Array, start: int = 0) -> None:
         """Rows `[start, start + n)` of tensor `name`, in its planned type (a float of another type is converted)."""
         plan = self._plans[name]
-        dtype = _DTYPES[plan.dtype]
         if rows.shape[1:] != plan.shape[1:] or start + rows.shape[0] > plan.shape[0]:
             raise CheckpointError(f"{list(rows.shape)} at row {start} does not fit {list(plan.shape)}", where=name)
-        data = rows.to(dtype).contiguous().reshape(-1).view(torch.uint8).numpy()
+        data = np.ascontiguousarray(cast(rows, ARRAY_TYPES[plan.dtype])).reshape(-1).view(np.uint8)
         self._file.seek(self._starts[name] + start * (plan.size // plan.shape[0]))
         self._file.write(data.data)
         self._missing[name] -= data.size

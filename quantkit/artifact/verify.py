@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from quantkit.artifact.kernels import read_buckets, read_kernels
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError
 from quantkit.formats.matrix import QuantizedMatrix
+from quantkit_kernels.arrays import cast
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ def verify(path: Path | str) -> VerifyReport:
     for weight in artifact.program.weights.values():
         where = f"{artifact.folder}: {weight.name}"
         value = artifact.load(weight)
-        floats = value.scale if isinstance(value, QuantizedMatrix) else value
-        if not bool(torch.isfinite(floats).all()):
+        floats = value.scale if isinstance(value, QuantizedMatrix) else cast(value, np.float32)
+        if not np.isfinite(floats).all():
             raise CheckpointError("holds NaN or Inf", where=where, next="Build the artifact again")
-        if (isinstance(value, QuantizedMatrix) or weight.kind == "scales") and not bool((floats > 0).all()):
+        if (isinstance(value, QuantizedMatrix) or weight.kind == "scales") and not (floats > 0).all():
             raise CheckpointError("has a scale that is not positive", where=where, next="Build the artifact again")
     _check_shapes(artifact)
     read_buckets(artifact)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quantkit.artifact import layout
 from quantkit.artifact.files import digest_file, require_room, written_beside
@@ -22,6 +21,7 @@ from quantkit.formats.schemes import scheme
 from quantkit.models import ModelSource
 from quantkit.program.ir import Program, Weight
 from quantkit.program.serial import program_to_json
+from quantkit_kernels.arrays import Array
 
 SHARD_BYTES = 2_000_000_000
 """A checkpoint larger than this is split into files of about this size."""
@@ -32,7 +32,7 @@ def write_payload(
     *,
     source: ModelSource,
     program: Program,
-    weights: Iterable[tuple[Weight, Tensor | QuantizedMatrix]],
+    weights: Iterable[tuple[Weight, Array | QuantizedMatrix]],
     manifest: Manifest,
     compiled: Path | None = None,
 ) -> str:
@@ -92,7 +92,7 @@ def _write_tensors(
     folder: Path,
     program: Program,
     plans: Mapping[str, layout.TensorPlan],
-    weights: Iterable[tuple[Weight, Tensor | QuantizedMatrix]],
+    weights: Iterable[tuple[Weight, Array | QuantizedMatrix]],
 ) -> None:
     tables = layout.tied_tables(program)
     kv_plans = layout.plan_kv_scales(program)
@@ -119,13 +119,13 @@ def _write_tensors(
         (folder / layout.INDEX).write_bytes(canonical(index))
 
 
-def _tensor(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor:
-    if not isinstance(value, Tensor) or tuple(value.shape) != weight.shape:
+def _tensor(weight: Weight, value: Array | QuantizedMatrix) -> Array:
+    if not isinstance(value, np.ndarray) or tuple(value.shape) != weight.shape:
         raise CheckpointError(f"{list(value.shape)} is not the program's {list(weight.shape)}", where=weight.name)
     return value
 
 
-def _matrix(weight: Weight, value: Tensor | QuantizedMatrix) -> QuantizedMatrix:
+def _matrix(weight: Weight, value: Array | QuantizedMatrix) -> QuantizedMatrix:
     if not isinstance(value, QuantizedMatrix) or value.scheme.name != weight.scheme or value.shape != weight.shape:
         given = value.scheme.name if isinstance(value, QuantizedMatrix) else str(value.dtype)
         wanted = f"{weight.scheme} {list(weight.shape)}"
@@ -133,7 +133,7 @@ def _matrix(weight: Weight, value: Tensor | QuantizedMatrix) -> QuantizedMatrix:
     return value
 
 
-def _put_plain(file_of: Mapping[str, TensorFile], weight: Weight, value: Tensor) -> None:
+def _put_plain(file_of: Mapping[str, TensorFile], weight: Weight, value: Array) -> None:
     done = 0
     for part in weight.parts:
         count = part.stop - part.start
@@ -145,10 +145,10 @@ def _put_packed(file_of: Mapping[str, TensorFile], weight: Weight, value: Quanti
     done = 0
     for part in weight.parts:
         rows, module, bits = value.rows(done, done + part.stop), layout.module_of(part.tensor), value.scheme.bits
-        tensors = {
+        tensors: dict[str, Array] = {
             "weight_packed": pack_int32(rows.codes, bits),
             "weight_scale": rows.scale,
-            "weight_shape": torch.tensor(rows.shape, dtype=torch.int64),
+            "weight_shape": np.array(rows.shape, np.int64),
         }
         if rows.zero is not None:
             tensors["weight_zero_point"] = pack_int32(rows.zero, bits, dim=0)

@@ -21,6 +21,7 @@ from quantkit.program import slices
 from quantkit.program.ir import Program
 from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
+from quantkit.runtime.tensors import run_slice
 
 if TYPE_CHECKING:
     from quantkit.models import ModelSource
@@ -109,7 +110,7 @@ def program_logits(
             block_size=_BLOCK,
         )
         read = {name: value for name, value in values.items() if name in piece.inputs}
-        values, backend = executor.run_slice(inputs, read), executor.backend_name
+        values, backend = run_slice(executor, inputs, read), executor.backend_name
         del executor
         return_freed_memory()
     (logits,) = values.values()

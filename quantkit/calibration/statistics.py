@@ -34,6 +34,8 @@ from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program
 from quantkit.program.slices import slices
 from quantkit.runtime.executor import Executor
+from quantkit.runtime.tensors import run_slice
+from quantkit_kernels.tensors import as_tensor
 
 TAIL = 0.001
 """Share of the tokens whose greatest magnitudes are kept of every cache channel."""
@@ -148,7 +150,7 @@ def _measure(
     executor = slice_executor(piece.with_(outputs=_once(*piece.outputs, *read.values())), weights, steps)
     sums, tails = _InputSquares(), _Tails(math.ceil(TAIL * sum(step.tokens for step in steps)))
     for step in steps:
-        made = executor.run_slice(step.inputs(), before.get(step.start, step.start + step.tokens))
+        made = run_slice(executor, step.inputs(), before.get(step.start, step.start + step.tokens))
         for name in _once(*widths, *read.values()):
             require_finite(made[name], step, what)
         for group, name in read.items():
@@ -206,7 +208,7 @@ class _Tails:
     def observe(self, executor: Executor, layer: int, step: SampleStep, what: str) -> None:
         """Fold in one step's keys and values, and leave the cache zeroed for the next."""
         for side, cache in zip("kv", executor.cache(layer), strict=True):
-            magnitudes = cache.abs().float().movedim(2, 1).flatten(0, 1)
+            magnitudes = as_tensor(cache).abs().float().movedim(2, 1).flatten(0, 1)
             if not bool(torch.isfinite(magnitudes.sum())):
                 raise NumericsError("a key or value is NaN or Inf", where=f"{what}, {step.names}", next=ADVICE)
             name = f"layers.{layer}.{side}"

@@ -1,18 +1,22 @@
 """Affine integers: w ≈ (code - zero) · scale, one scale (and zero point) a row and group of input channels.
 
-Pure functions over tensors. A weight is `[N, K]` float32; scales and zero points are `[N, G]`, where G = K // group
+Pure functions over arrays. A weight is `[N, K]` float32; scales and zero points are `[N, G]`, where G = K // group
 size (G = 1: one scale an output channel). Codes live in -2^(b-1) .. 2^(b-1)-1 and are stored as int8; symmetric INT8
 leaves -128 unused, so that negating a weight negates its codes.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.errors import NumericsError, RecipeError
+from quantkit_kernels.arrays import BFLOAT16, Array, cast
 
 BITS = (4, 8)
+_BFLOAT16_MAX = np.float32(2.0**128 - 2.0**120)
 
 
 def code_range(bits: int, *, symmetric: bool) -> tuple[int, int]:
@@ -40,44 +44,43 @@ def group_count(in_features: int, group_size: int, *, where: str = "") -> int:
     return in_features // group_size
 
 
-def to_groups(weight: Tensor, groups: int) -> Tensor:
-    """A view `[N, G, K // G]` of `[N, K]`."""
-    return weight.unflatten(-1, (groups, -1))
+def to_groups(weight: Array, groups: int) -> Array:
+    """`[..., G, K // G]` of `[..., K]`: a view of a contiguous array."""
+    return weight.reshape(*weight.shape[:-1], groups, -1)
 
 
-def scale_dtype(source: torch.dtype) -> torch.dtype:
-    """The 16-bit type scales are rounded to: the source's own, and bfloat16 (full range) for a float32 source."""
-    return source if source in (torch.float16, torch.bfloat16) else torch.bfloat16
+def scale_dtype(source: str) -> np.dtype[Any]:
+    """The 16-bit type scales are rounded to: the source's own, and bfloat16 (full range) for a `float32` source."""
+    return np.dtype(np.float16) if source == "float16" else BFLOAT16
 
 
-def round_scale(scale: Tensor, dtype: torch.dtype) -> Tensor:
+def round_scale(scale: Array, dtype: np.dtype[Any]) -> NDArray[np.float32]:
     """Scales rounded to `dtype` and given back as float32: finite, positive, and 0 becomes the smallest there is.
 
     An all-zero group therefore has a positive scale, and its codes are zero. Below float16's normal range, where few
     bits are left, scales are rounded up: a coarse scale costs resolution, one too small would clip.
     """
-    info = torch.finfo(dtype)
-    if dtype != torch.float16:
-        return scale.clamp(info.tiny, info.max).to(dtype).float()
-    unit = info.tiny * info.eps
-    rounded = scale.clamp(unit, info.max).to(dtype).float()
-    return torch.where(scale < info.tiny, (scale / unit).ceil_().clamp_min_(1) * unit, rounded)
+    if dtype == BFLOAT16:
+        return cast(cast(np.clip(scale, np.finfo(np.float32).tiny, _BFLOAT16_MAX), dtype), np.float32)
+    info = np.finfo(np.float16)
+    tiny, unit = np.float32(info.tiny), np.float32(info.smallest_subnormal)
+    rounded = cast(cast(np.clip(scale, unit, np.float32(info.max)), dtype), np.float32)
+    return np.where(scale < tiny, np.maximum(np.ceil(scale / unit), 1) * unit, rounded)
 
 
-def require_finite(x: Tensor, *, where: str = "") -> None:
+def require_finite(x: Array, *, where: str = "") -> None:
     """NumericsError naming the first row and channel of `[..., K]` that holds NaN or Inf."""
-    # A NaN or an Inf anywhere makes the sum of 0·x NaN: one pass and no mask until there is something to report.
-    if torch.isfinite((x * 0).sum()):
+    finite = np.isfinite(x)
+    if finite.all():
         return
-    bad = (~torch.isfinite(x)).nonzero()[0].tolist()
     raise NumericsError(
-        f"NaN or Inf at index {bad}",
+        f"NaN or Inf at index {np.argwhere(~finite)[0].tolist()}",
         where=where,
         next="The checkpoint is damaged or its conversion overflowed: fetch or convert it again",
     )
 
 
-def quantize(weight: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> Tensor:
+def quantize(weight: Array, scale: Array, zero: Array | None, bits: int) -> NDArray[np.int8]:
     """Codes int8 `[N, K]` of a float weight `[N, K]`: round half to even, saturate.
 
     Args:
@@ -88,15 +91,17 @@ def quantize(weight: Tensor, scale: Tensor, zero: Tensor | None, bits: int) -> T
     """
     require_finite(weight)
     low, high = code_range(bits, symmetric=zero is None)
-    steps = (to_groups(weight, scale.shape[-1]) / scale.unsqueeze(-1)).round_()
+    steps = to_groups(weight, scale.shape[-1]) / scale[..., None]
+    np.rint(steps, out=steps)
     if zero is not None:
-        steps += zero.unsqueeze(-1)
-    return steps.clamp_(low, high).to(torch.int8).flatten(-2)
+        steps += zero[..., None]
+    return np.clip(steps, low, high, out=steps).astype(np.int8).reshape(weight.shape)
 
 
-def dequantize(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+def dequantize(codes: Array, scale: Array, zero: Array | None) -> NDArray[np.float32]:
     """float32 `[N, K]` = (codes - zero) · scale, from int8 codes `[N, K]` and `[N, G]` scales and zero points."""
-    steps = to_groups(codes, scale.shape[-1]).float()
+    steps = to_groups(codes, scale.shape[-1]).astype(np.float32)
     if zero is not None:
-        steps -= zero.unsqueeze(-1)
-    return (steps * scale.unsqueeze(-1)).flatten(-2)
+        steps -= zero[..., None]
+    steps *= scale[..., None]
+    return steps.reshape(codes.shape)

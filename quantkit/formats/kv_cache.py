@@ -11,6 +11,7 @@ from torch import Tensor
 from quantkit.formats import integer
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import kv_cells
+from quantkit_kernels.tensors import as_array
 
 
 def scale_from_absmax(absmax: Tensor, cache_format: str) -> Tensor:
@@ -32,7 +33,7 @@ def quantize(x: Tensor, scale: Tensor | None, cache_format: str) -> Tensor:
 
     NaN or Inf raises NumericsError; ValueError where the format cannot hold heads of D channels.
     """
-    integer.require_finite(x, where="KV cache")
+    integer.require_finite(as_array(x), where="KV cache")
     return kv_cells.store(x.float(), scale, cache_format)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.errors import CheckpointError
 from quantkit.formats import integer
 from quantkit.formats.schemes import Scheme
+from quantkit_kernels.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -21,23 +22,23 @@ class QuantizedMatrix:
     """
 
     scheme: Scheme
-    codes: Tensor
-    scale: Tensor
-    zero: Tensor | None = None
+    codes: Array
+    scale: Array
+    zero: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.codes.dim() != 2 or self.codes.dtype != torch.int8:
+        if self.codes.ndim != 2 or self.codes.dtype != np.int8:
             raise CheckpointError(f"codes must be int8 [N, K], not {self.codes.dtype} {list(self.codes.shape)}")
         rows, columns = self.codes.shape
         wanted = (rows, integer.group_count(columns, self.scheme.group_size))
-        if self.scale.shape != wanted or self.scale.dtype != torch.float32:
+        if self.scale.shape != wanted or self.scale.dtype != np.float32:
             raise CheckpointError(
                 f"scales of a {rows}x{columns} {self.scheme.name} weight must be float32 {list(wanted)}, "
                 f"not {self.scale.dtype} {list(self.scale.shape)}"
             )
         if (self.zero is None) != self.scheme.symmetric:
             raise CheckpointError(f"{self.scheme.name} {'has no' if self.scheme.symmetric else 'needs'} zero points")
-        if self.zero is not None and (self.zero.shape != wanted or self.zero.dtype != torch.int8):
+        if self.zero is not None and (self.zero.shape != wanted or self.zero.dtype != np.int8):
             raise CheckpointError(
                 f"zero points must be int8 {list(wanted)}, not {self.zero.dtype} {list(self.zero.shape)}"
             )
@@ -47,7 +48,7 @@ class QuantizedMatrix:
         """(N, K)."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self) -> NDArray[np.float32]:
         """float32 `[N, K]`."""
         return integer.dequantize(self.codes, self.scale, self.zero)
 
@@ -64,7 +65,7 @@ def concatenate(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
     zeros = [part.zero for part in parts if part.zero is not None]
     return QuantizedMatrix(
         parts[0].scheme,
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scale for part in parts]),
-        torch.cat(zeros) if zeros else None,
+        np.concatenate([part.codes for part in parts]),
+        np.concatenate([part.scale for part in parts]),
+        np.concatenate(zeros) if zeros else None,
     )

@@ -19,6 +19,7 @@ from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import kv_cells
+from quantkit_kernels.tensors import as_tensor
 
 LEAST_USE = 0.6
 """Median over channels (FP8: heads) of the largest value's share of the range; less: the scales are too large."""
@@ -48,8 +49,8 @@ class RangeWatch:
             kv = executor.program.kv[layer]
             top = CACHE_FORMATS[kv.format].top
             for side, cache in zip("kv", executor.cache(layer), strict=True):
-                written = kv_cells.load(cache[slots // block, :, slots % block], kv.format, kv.head_dim)
-                self._take(f"layers.{layer}.{side}", written, top)
+                cells = as_tensor(cache)[slots // block, :, slots % block]
+                self._take(f"layers.{layer}.{side}", kv_cells.load(cells, kv.format, kv.head_dim), top)
 
     def _take(self, name: str, written: Tensor, top: float | None) -> None:
         """written: float32 `[T, Hkv, D]`; top: the end of its range."""
@@ -109,7 +110,7 @@ def audit_cache(artifact: Artifact, served: RangeWatch, baseline: RangeWatch) ->
         kind = CACHE_FORMATS[artifact.program.kv[int(name.split(".")[1])].format]
         if kind.top is None:
             continue
-        shares, reaches = served.most[name] / kind.top, baseline.most[name] / (kind.top * scale)
+        shares, reaches = served.most[name] / kind.top, baseline.most[name] / (kind.top * as_tensor(scale))
         tokens, written = served.tokens[name], shares.numel()
         if kind.per_head:
             shares, reaches = shares.amax(-1), reaches.amax(-1)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quantkit.artifact.layout import is_derived, tied_tables
 from quantkit.artifact.read import Artifact
-from quantkit.formats.integer import to_groups
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.schemes import SCHEMES
 from quantkit.models import ModelSource
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program.ir import Weight
+from quantkit_kernels.tensors import as_tensor
 
 CHUNK = 1 << 21
 """Weights compared at a time."""
@@ -110,7 +110,7 @@ def audit_weights(artifact: Artifact, source: ModelSource) -> WeightAudit:
 
 
 def _audit_matrix(weight: Weight, stored: QuantizedMatrix, source: SourceWeights) -> list[PartAudit]:
-    whole = source.load(weight)
+    whole = source.tensor(weight)
     found, start = [], 0
     for part in weight.parts:
         stop = start + part.stop - part.start
@@ -137,7 +137,7 @@ def audit_part(source: Tensor, stored: QuantizedMatrix, tensor: str, group: str)
             row, column = wrong.nonzero()[0].tolist()
             where = f"the first in row {start + row}, group {column}"
     count = source.numel()
-    groups = stored.scale.numel()
+    groups = stored.scale.size
     rms, shift = (squares / count) ** 0.5, total / count
     return PartAudit(tensor, group, stored.scheme.name, rms, shift, groups, displaced, stretched, where)
 
@@ -154,8 +154,8 @@ class _Groups:
 
 def _groups(source: Tensor, stored: QuantizedMatrix) -> _Groups:
     count = stored.scale.shape[1]
-    scale = stored.scale.unsqueeze(-1)
-    ours, theirs = to_groups(stored.dequantize(), count) / scale, to_groups(source, count) / scale
+    scale = as_tensor(stored.scale).unsqueeze(-1)
+    ours, theirs = (x.unflatten(-1, (count, -1)) / scale for x in (as_tensor(stored.dequantize()), source))
     error = ours - theirs
     squares, sums = error.pow(2).sum(-1), error.sum(-1)
     size = error.shape[-1]
@@ -187,7 +187,7 @@ def _changed_rows(artifact: Artifact, source: ModelSource, weight: Weight) -> li
     for part in weight.parts:
         for start in range(part.start, part.stop, step):
             stop = min(start + step, part.stop)
-            ours = artifact.read_tensor(part.tensor, start, stop)
+            ours = as_tensor(artifact.read_tensor(part.tensor, start, stop))
             theirs = source.reader.read(part.tensor, start, stop).to(ours.dtype)
             differ = (ours != theirs).reshape(stop - start, -1).any(-1)
             rows += (differ.nonzero()[:, 0] + done + start - part.start).tolist()

@@ -20,6 +20,7 @@ from quantkit.program.slices import slices
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels.tensors import as_tensor
 
 Activations = dict[str, NDArray[np.float32]]
 """Values that cross a boundary between slices, by name: float32 `[tokens, n]`."""
@@ -61,13 +62,11 @@ def stream_body(
         read = [name for name in piece.inputs if piece.values[name].dtype == "float32"]
         made = {name: np.empty((total, int(piece.values[name].shape[1])), np.float32) for name in piece.outputs}
         for step in compose(windows, composition):
-            found = executor.run_slice(
-                step.inputs, {name: torch.from_numpy(boundary[name][step.place]) for name in read}
-            )
+            found = executor.run_slice(step.inputs, {name: boundary[name][step.place] for name in read})
             if watch is not None:
                 watch(executor, step.inputs)
             for name, value in found.items():
-                made[name][step.place] = value.numpy()
+                made[name][step.place] = value
         boundary = made
         del executor
         return_freed_memory()
@@ -110,7 +109,5 @@ class Head:
         count = len(index)
         if count > self._rows:
             raise ValueError(f"{count} rows exceed the head's {self._rows}")
-        found = self._executor.run_slice(
-            StepInputs.of_rows(count), {name: torch.from_numpy(rows[index]) for name, rows in inputs.items()}
-        )
-        return found["logits"]
+        found = self._executor.run_slice(StepInputs.of_rows(count), {n: rows[index] for n, rows in inputs.items()})
+        return as_tensor(found["logits"])

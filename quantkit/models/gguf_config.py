@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from quantkit.errors import CheckpointError, RecipeError
 from quantkit.models.config import Config
@@ -95,17 +96,17 @@ def _vocab_size(file: GGUFFile) -> int:
 
 def _decimal(value: float) -> float:
     """The shortest decimal that is the same float32: 9.999999747378752e-06 was written as 1e-05."""
-    return float(str(torch.tensor(value, dtype=torch.float32).numpy()))
+    return float(str(np.float32(value)))
 
 
-def _vector(file: GGUFFile, name: str) -> torch.Tensor | None:
+def _vector(file: GGUFFile, name: str) -> NDArray[np.float32] | None:
     """A float32 vector of the file, or None when it has none of that name."""
     tensor = file.tensors.get(name)
     if tensor is None:
         return None
     if tensor.kind.name != "F32" or len(tensor.shape) != 1:
         raise CheckpointError("is not a vector of F32", where=f"{file.path}: {name}")
-    return read_exactly(file.path, tensor.offset, tensor.size, f"{file.path}: {name}").view(torch.float32)
+    return read_exactly(file.path, tensor.offset, tensor.size, f"{file.path}: {name}").view(np.float32)
 
 
 def _theta(keys: Config, default: float = 10_000.0) -> float:
@@ -139,7 +140,7 @@ def _scaling(file: GGUFFile, keys: Config, head_dim: int) -> dict[str, Any]:
     raise keys.unsupported(f"rope.scaling.type {kind!r} is not supported", next="Supported: none, linear, yarn")
 
 
-def _llama3(file: GGUFFile, factors: torch.Tensor, theta: float, head_dim: int) -> dict[str, Any]:
+def _llama3(file: GGUFFile, factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any]:
     """The llama3 parameters behind `rope_freqs.weight`, which holds one divisor a frequency.
 
     The converter keeps the divisors only. All published models blend between factors 1 and 4; the largest divisor is
@@ -155,7 +156,7 @@ def _llama3(file: GGUFFile, factors: torch.Tensor, theta: float, head_dim: int) 
             "original_max_position_embeddings": 1 << exponent,
         }
         scaled, _ = inverse_frequencies(RopeSpec("llama3", theta, head_dim, params), 1)
-        if plain.shape == factors.shape and torch.allclose(plain / scaled, factors, rtol=1e-3, atol=0):
+        if plain.shape == factors.shape and np.allclose(plain / scaled, factors, rtol=1e-3, atol=0):
             return {"rope_type": "llama3", "rope_theta": theta, **params}
     raise RecipeError(
         "holds frequency factors that no llama3 rope with factors 1 and 4 gives",

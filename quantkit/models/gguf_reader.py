@@ -133,9 +133,9 @@ class GGUFWeightReader:
         where, size = self._where(tensor), tensor.row_bytes
         data = read_exactly(self._file.path, tensor.offset + first * size, (last - first) * size, where)
         if tensor.kind in _PLAIN:
-            return data.view(_PLAIN[tensor.kind]).reshape(last - first, -1).to(torch.float32)
+            return torch.from_numpy(data).view(_PLAIN[tensor.kind]).reshape(last - first, -1).to(torch.float32)
         with np.errstate(all="ignore"):
-            values = dequantize(data.numpy().reshape(last - first, size), tensor.kind)
+            values = dequantize(data.reshape(last - first, size), tensor.kind)
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quantkit.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -87,12 +90,10 @@ def row_range(where: str, rows: int, start: int | None, stop: int | None) -> tup
     return first, last
 
 
-def read_exactly(path: Path, offset: int, size: int, where: str) -> torch.Tensor:
+def read_exactly(path: Path, offset: int, size: int, where: str) -> NDArray[np.uint8]:
     """`size` bytes of `path` from `offset`, uint8 `[size]`; CheckpointError when the file ends before."""
-    import torch
-
-    buffer = torch.empty(size, dtype=torch.uint8)
-    view = buffer.numpy().data
+    buffer = np.empty(size, np.uint8)
+    view = buffer.data
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(offset)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from quantkit.models.source import ModelSource
+    from quantkit_kernels.arrays import Array
 
 
 class SourceWeights:
@@ -19,7 +20,13 @@ class SourceWeights:
     def __init__(self, source: ModelSource) -> None:
         self._reader = source.reader
 
-    def load(self, weight: Weight) -> torch.Tensor:
+    def load(self, weight: Weight) -> Array:
+        """What `tensor` gives, as an array."""
+        from quantkit_kernels.tensors import as_array
+
+        return as_array(self.tensor(weight))
+
+    def tensor(self, weight: Weight) -> torch.Tensor:
         """The rows of `weight`'s parts, concatenated in order.
 
         Returns:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from typing import Any, TypeVar, get_args
 
+import numpy as np
+
 from quantkit.errors import CheckpointError
 from quantkit.models.rope import cos_sin
 from quantkit.models.spec import Part, RopeKind, RopeSpec
@@ -178,7 +180,7 @@ def _rope(data: dict[str, Any]) -> RopeSpec:
         raise ValueError(f"rope dimension {rotary_dim} is out of range")
     spec = RopeSpec(data["kind"], float(theta), rotary_dim, params)
     try:
-        finite = all(bool(table.isfinite().all()) for table in cos_sin(spec, 2))
+        finite = all(np.isfinite(table).all() for table in cos_sin(spec, 2))
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"rope parameters of kind {spec.kind} do not fit: {error!r}") from None
     if not finite:

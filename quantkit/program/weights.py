@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Protocol
 from quantkit.program.ir import Weight
 
 if TYPE_CHECKING:
-    import torch
-
     from quantkit.formats.matrix import QuantizedMatrix
+    from quantkit_kernels.arrays import Array
 
 
 class WeightProvider(Protocol):
     """Anything that can load a Program's weights one at a time."""
 
-    def load(self, weight: Weight) -> torch.Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         """The weight as its kind and scheme say.
 
-        A quantized matrix comes as QuantizedMatrix `[N, K]`, another matrix or table as a tensor of the source's type,
+        A quantized matrix comes as QuantizedMatrix `[N, K]`, another matrix or table as an array of the source's type,
         a vector `[N]` or KV scales `[num_kv_heads, head_dim]` as float32.
         """
         ...

@@ -25,6 +25,8 @@ from quantkit.program.slices import slices
 from quantkit.quantize.gradients import LOGITS, Progress
 from quantkit.runtime.executor import Executor
 from quantkit.runtime.step import StepInputs
+from quantkit.runtime.tensors import run_slice
+from quantkit_kernels.arrays import Array
 
 Rounding = Callable[[Weight, str], QuantizedMatrix]
 """(a group's matrix, scheme) -> its quantized form."""
@@ -79,7 +81,7 @@ def kl_alone(
             for step in steps:
                 entering = {} if before is None else before.get(step.start, step.start + step.tokens)
                 values = _of(entering, name if name is None or name.layer < index - 1 else None, variants)
-                made = executor.run_slice(step.inputs(), values)
+                made = run_slice(executor, step.inputs(), values)
                 for value in made.values():
                     require_finite(value, step, slice_name(index, len(pieces)))
                 after.put(
@@ -105,7 +107,7 @@ def _compare(
 
     def log_probabilities(held: dict[str, Tensor], variant: Alone | None) -> Tensor:
         values = _of(held, variant, variants)
-        made = executor.run_slice(StepInputs.of_rows(len(next(iter(values.values())))), values)
+        made = run_slice(executor, StepInputs.of_rows(len(next(iter(values.values())))), values)
         return torch.log_softmax(made[logits], dim=-1)
 
     for start in range(0, tokens, rows):
@@ -143,7 +145,7 @@ class _One:
     def __init__(self, source: ModelSource, variant: Alone, rounding: Rounding) -> None:
         self._weights, self._variant, self._rounding = SourceWeights(source), variant, rounding
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         return (
             self._rounding(weight, self._variant.scheme)
             if weight.group == self._variant.group

@@ -9,7 +9,9 @@ permutation.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from quantkit.formats import integer
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.schemes import Scheme
 from quantkit.quantize.rtn import Search, rtn
+from quantkit_kernels.tensors import as_array, as_tensor
 
 ATTEMPTS = 4
 """Factorisations tried before giving up: the damping asked for, then ten times as much, three times."""
@@ -38,7 +41,7 @@ def gptq(
     hessian: Tensor,
     scheme: Scheme,
     *,
-    scale_dtype: torch.dtype,
+    scale_dtype: np.dtype[Any],
     search: Search = "mse",
     damping: float = 0.01,
     block: int = 128,
@@ -73,7 +76,7 @@ def gptq(
     if factor is None:
         return nearest, Damped(None, nearest_loss, nearest_loss)
     codes = _rounded(matrix, nearest, factor, order, block)
-    result = QuantizedMatrix(scheme, codes, nearest.scale, nearest.zero)
+    result = QuantizedMatrix(scheme, as_array(codes), nearest.scale, nearest.zero)
     return result, Damped(used, layer_loss(matrix, result, hessian), nearest_loss)
 
 
@@ -82,7 +85,8 @@ def layer_loss(weight: Tensor, quantized: QuantizedMatrix, hessian: Tensor) -> f
     total = 0.0
     rows = max(1, (1 << 22) // weight.shape[1])
     for start in range(0, len(weight), rows):
-        delta = quantized.rows(start, min(start + rows, len(weight))).dequantize().sub_(weight[start : start + rows])
+        delta = as_tensor(quantized.rows(start, min(start + rows, len(weight))).dequantize())
+        delta -= weight[start : start + rows]
         total += float((delta @ hessian).mul_(delta).sum(dtype=torch.float64))
     return total
 
@@ -114,8 +118,8 @@ def _rounded(weight: Tensor, grid: QuantizedMatrix, factor: Tensor, order: Tenso
     low, high = integer.code_range(grid.scheme.bits, symmetric=grid.zero is None)
     rows, columns = weight.shape
     width = columns // grid.scale.shape[1]
-    scales = grid.scale.t().contiguous()
-    zeros = None if grid.zero is None else grid.zero.t().float()
+    scales = as_tensor(grid.scale).t().contiguous()
+    zeros = None if grid.zero is None else as_tensor(grid.zero).t().float()
     left = weight.t()[order]
     groups = (order // width).tolist()
     codes = torch.empty((columns, rows), dtype=torch.int8)

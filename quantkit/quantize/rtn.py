@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from quantkit.formats import integer
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.minmax import minmax_scale, quantize_minmax, zero_point
 from quantkit.formats.schemes import Scheme
+from quantkit_kernels.arrays import Array
+from quantkit_kernels.tensors import as_array, as_tensor
 
 Search = Literal["mse", "minmax"]
 
@@ -25,7 +28,7 @@ CHUNK = 1 << 19
 
 
 def rtn(
-    weight: Tensor, scheme: Scheme, *, search: Search = "mse", scale_dtype: torch.dtype, where: str = ""
+    weight: Tensor, scheme: Scheme, *, search: Search = "mse", scale_dtype: np.dtype[Any], where: str = ""
 ) -> QuantizedMatrix:
     """A float weight `[N, K]` rounded to the nearest codes of `scheme`.
 
@@ -36,44 +39,44 @@ def rtn(
     Raises NumericsError for NaN or Inf and RecipeError for a group size that does not divide, naming `where`.
     """
     if search == "minmax":
-        return quantize_minmax(weight, scheme, scale_dtype=scale_dtype, where=where)
+        return quantize_minmax(as_array(weight), scheme, scale_dtype=scale_dtype, where=where)
     groups = integer.group_count(weight.shape[1], scheme.group_size, where=where)
-    codes = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(weight.shape[0], groups)
-    zeros = None if scheme.symmetric else torch.empty(weight.shape[0], groups, dtype=torch.int8)
+    codes = np.empty(weight.shape, np.int8)
+    scales = np.empty((weight.shape[0], groups), np.float32)
+    zeros = None if scheme.symmetric else np.empty(scales.shape, np.int8)
     rows = max(1, CHUNK // weight.shape[1])
     for start in range(0, weight.shape[0], rows):
         part = slice(start, start + rows)
         values = weight[part].float()
-        integer.require_finite(values, where=where)
+        integer.require_finite(as_array(values), where=where)
         scale, zero = _search(values, scheme, groups, scale_dtype)
-        codes[part] = integer.quantize(values, scale, zero, scheme.bits)
+        codes[part] = integer.quantize(as_array(values), scale, zero, scheme.bits)
         scales[part] = scale
         if zeros is not None and zero is not None:
             zeros[part] = zero
     return QuantizedMatrix(scheme, codes, scales, zeros)
 
 
-def _search(values: Tensor, scheme: Scheme, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def _search(values: Tensor, scheme: Scheme, groups: int, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
     """Scales `[n, G]` (rounded to `dtype`) and zero points of float32 rows `[n, K]` with the least error."""
     low, high = integer.code_range(scheme.bits, symmetric=scheme.symmetric)
-    base = integer.round_scale(minmax_scale(values, scheme), dtype)
+    base = as_tensor(integer.round_scale(minmax_scale(as_array(values), scheme), dtype))
     # In units of the base scale errors are near one, so their powers neither vanish nor overflow.
-    steps = integer.to_groups(values, groups) / base.unsqueeze(-1)
+    steps = values.unflatten(-1, (groups, -1)) / base.unsqueeze(-1)
     least = steps.amin(-1).clamp_max_(0)
     error = torch.empty_like(steps)
     best_loss = torch.full_like(base, torch.inf)
     best_scale, best_zero = base.clone(), torch.zeros_like(base)
     for percent in range(GRID, round(SHRINK * GRID) - 1, -1):
         factor = percent / GRID
-        scale = integer.round_scale(base * factor, dtype)
+        scale = as_tensor(integer.round_scale(as_array(base * factor), dtype))
         relative = (scale / base).unsqueeze(-1)
         torch.div(steps, relative, out=error).round_()
         if scheme.symmetric:
             zero = best_zero
             error.clamp_(low, high)
         else:
-            zero = zero_point(least * factor, relative.squeeze(-1), scheme.bits)
+            zero = as_tensor(zero_point(as_array(least * factor), as_array(relative.squeeze(-1)), scheme.bits))
             shift = zero.unsqueeze(-1)
             torch.maximum(torch.minimum(error, high - shift, out=error), low - shift, out=error)
         error.mul_(relative).sub_(steps).abs_()
@@ -82,4 +85,4 @@ def _search(values: Tensor, scheme: Scheme, groups: int, dtype: torch.dtype) -> 
         best_loss = torch.where(better, loss, best_loss)
         best_scale = torch.where(better, scale, best_scale)
         best_zero = torch.where(better, zero, best_zero)
-    return best_scale, None if scheme.symmetric else best_zero.char()
+    return as_array(best_scale), None if scheme.symmetric else as_array(best_zero.char())

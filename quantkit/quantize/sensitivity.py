@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.quantize.gradients import Tap
+from quantkit_kernels.tensors import as_tensor
 
 CHUNK = 1 << 22
 """Weights compared at a time."""
@@ -18,7 +19,7 @@ _EVEN = 20
 
 def weight_error(weight: Tensor, quantized: QuantizedMatrix) -> Tensor:
     """Quantized minus original, float32 `[N, K]`."""
-    return quantized.dequantize().sub_(weight.float())
+    return as_tensor(quantized.dequantize()).sub_(weight.float())
 
 
 def loss_changes(tap: Tap, error: Tensor) -> Tensor:

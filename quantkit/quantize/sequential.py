@@ -29,6 +29,8 @@ from quantkit.freed_memory import return_freed_memory
 from quantkit.models import ModelSource, SourceWeights
 from quantkit.program.ir import Program, Weight
 from quantkit.program.slices import slices
+from quantkit.runtime.tensors import run_slice
+from quantkit_kernels.arrays import Array
 
 
 class LayerWalk:
@@ -48,7 +50,7 @@ class LayerWalk:
         program: Program,
         lowered: Program,
         calibration: CalibrationSet,
-        kv_scales: Mapping[str, Tensor],
+        kv_scales: Mapping[str, Array],
         work: Path,
     ) -> None:
         self._weights = SourceWeights(source)
@@ -82,7 +84,7 @@ class LayerWalk:
         executor = slice_executor(piece.with_(outputs=values), self._weights, self._steps)
         sums = {name: torch.zeros(2 * (int(piece.values[name].shape[1]),)) for name in values}
         for step in self._steps:
-            made = executor.run_slice(step.inputs(), self._before.get(step.start, step.start + step.tokens))
+            made = run_slice(executor, step.inputs(), self._before.get(step.start, step.start + step.tokens))
             for name, total in sums.items():
                 require_finite(made[name], step, what)
                 total.addmm_(made[name].t(), made[name])
@@ -102,7 +104,7 @@ class LayerWalk:
         executor = slice_executor(piece, weights, self._steps)
         after = Boundary(widths, self._tokens, self._path(index))
         for step in self._steps:
-            made = executor.run_slice(step.inputs(), self._before.get(step.start, step.start + step.tokens))
+            made = run_slice(executor, step.inputs(), self._before.get(step.start, step.start + step.tokens))
             for name in widths:
                 require_finite(made[name], step, what)
             after.put(step.start, {name: made[name] for name in widths})
@@ -120,11 +122,11 @@ class _LayerWeights:
     """Quantized groups where there are any, calibrated cache scales, the source's weights for the rest."""
 
     def __init__(
-        self, source: SourceWeights, quantized: Mapping[str, QuantizedMatrix], kv_scales: Mapping[str, Tensor]
+        self, source: SourceWeights, quantized: Mapping[str, QuantizedMatrix], kv_scales: Mapping[str, Array]
     ) -> None:
         self._source, self._quantized, self._kv_scales = source, quantized, kv_scales
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         if weight.kind == "scales":
             return self._kv_scales[weight.name]
         if weight.group is not None and weight.group in self._quantized and weight.kind == "matrix":

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-
 from quantkit.errors import RecipeError
 from quantkit.formats.integer import scale_dtype
 from quantkit.formats.matrix import QuantizedMatrix
@@ -16,6 +13,8 @@ from quantkit.models import ModelSource
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program.ir import Weight
 from quantkit.quantize.rtn import Search, rtn
+from quantkit_kernels.arrays import Array
+from quantkit_kernels.tensors import as_tensor
 
 
 class RtnWeights:
@@ -30,14 +29,14 @@ class RtnWeights:
         search: how scales are found.
     """
 
-    def __init__(self, source: ModelSource, *, kv_scales: Mapping[str, Tensor] | None = None, search: Search = "mse"):
+    def __init__(self, source: ModelSource, *, kv_scales: Mapping[str, Array] | None = None, search: Search = "mse"):
         self._source = SourceWeights(source)
-        self._scale_dtype = scale_dtype(getattr(torch, source.spec.dtype))
+        self._scale_dtype = scale_dtype(source.spec.dtype)
         self._tied = source.spec.names.embed if source.spec.tied else None
         self._kv_scales = kv_scales or {}
         self._search: Search = search
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         """The weight as its kind and scheme say; see `program.weights.WeightProvider`."""
         if weight.kind == "scales":
             if weight.name not in self._kv_scales:
@@ -51,4 +50,4 @@ class RtnWeights:
             return loaded
         if any(part.tensor == self._tied for part in weight.parts):
             return quantize_minmax(loaded, wanted, scale_dtype=self._scale_dtype, where=weight.name)
-        return rtn(loaded, wanted, search=self._search, scale_dtype=self._scale_dtype, where=weight.name)
+        return rtn(as_tensor(loaded), wanted, search=self._search, scale_dtype=self._scale_dtype, where=weight.name)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from quantkit.formats import QuantizedMatrix
 from quantkit.program.ir import Attr, Node, Program, Weight
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.isa import instruction_set
 from quantkit_kernels import cpu
+from quantkit_kernels.arrays import Array
 from quantkit_kernels.registry import can_implement
 
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory
 
-_NONE = torch.empty(0)
+_NONE = np.empty(0)
 """Stands where an op's input or output is a cache state, which no kernel takes."""
 
 
@@ -52,12 +52,12 @@ class CpuBackend:
         self.name = f"cpu:{instruction_set()}"
         self._program, self._memory, self._source = program, memory, weights
         self._matrices: dict[str, cpu.PackedMatrix] = {}
-        self._tensors: dict[str, Tensor] = {}
+        self._arrays: dict[str, Array] = {}
         self._calls = cpu.CallList(threads)
         for node in program.nodes:
             self._lower(node)
         packed = sum(matrix.nbytes for matrix in self._matrices.values())
-        self.weight_bytes = packed + sum(t.numel() * t.element_size() for t in self._tensors.values())
+        self.weight_bytes = packed + sum(array.nbytes for array in self._arrays.values())
 
     def run(self, tokens: int, sequences: int, rows: int) -> None:
         """One native call over the whole step."""
@@ -65,22 +65,22 @@ class CpuBackend:
 
     def _matrix(self, name: str) -> cpu.PackedMatrix:
         if name not in self._matrices:
-            allocate = cpu.streamed_tensor if self._spill is None else self._spill.tensor
+            allocate = cpu.streamed if self._spill is None else self._spill.array
             self._matrices[name] = _pack(self._program.weights[name], self._source, allocate)
         return self._matrices[name]
 
-    def _optional(self, name: str | None) -> Tensor | None:
-        return None if name is None else self._tensor(name)
+    def _optional(self, name: str | None) -> Array | None:
+        return None if name is None else self._array(name)
 
-    def _tensor(self, name: str) -> Tensor:
-        if name not in self._tensors:
+    def _array(self, name: str) -> Array:
+        if name not in self._arrays:
             loaded = self._source.load(self._program.weights[name])
             if isinstance(loaded, QuantizedMatrix):
-                raise TypeError(f"{name} is no plain tensor")
+                raise TypeError(f"{name} is no plain array")
             large = self._program.weights[name].kind == "table"
             room = self._spill if large else None
-            self._tensors[name] = loaded.contiguous() if room is None else cpu.placed(loaded, room.tensor)
-        return self._tensors[name]
+            self._arrays[name] = np.ascontiguousarray(loaded) if room is None else cpu.placed(loaded, room.array)
+        return self._arrays[name]
 
     def _lower(self, node: Node) -> None:
         calls = self._calls
@@ -90,11 +90,11 @@ class CpuBackend:
         eps, offset = _number(attrs.get("eps", 0.0)), _number(attrs.get("offset", 0.0))
         match node.op:
             case "embedding":
-                calls.embedding(x[0], self._tensor(weights["table"]), y[0], _number(attrs["scale"]))
+                calls.embedding(x[0], self._array(weights["table"]), y[0], _number(attrs["scale"]))
             case "rms_norm":
-                calls.rms_norm(x[0], self._tensor(weights["weight"]), y[0], eps, offset)
+                calls.rms_norm(x[0], self._array(weights["weight"]), y[0], eps, offset)
             case "add_rms_norm":
-                calls.add_rms_norm(x[0], x[1], self._tensor(weights["weight"]), y[0], y[1], eps, offset)
+                calls.add_rms_norm(x[0], x[1], self._array(weights["weight"]), y[0], y[1], eps, offset)
             case "add":
                 calls.add(x[0], x[1], y[0])
             case "linear":
@@ -110,7 +110,7 @@ class CpuBackend:
             case _:
                 raise ValueError(f"no native form of op {node.op!r}")
 
-    def _lower_attention(self, node: Node, x: list[Tensor], y: Tensor, eps: float, offset: float) -> None:
+    def _lower_attention(self, node: Node, x: list[Array], y: Array, eps: float, offset: float) -> None:
         attrs, weights = node.attrs, node.weights
         layer = -1 if node.layer is None else node.layer
         kv = self._program.kv[layer]
@@ -148,4 +148,4 @@ def _pack(weight: Weight, source: WeightProvider, allocate: cpu.Allocate) -> cpu
         return cpu.pack_matrix(
             loaded.codes, bits=loaded.scheme.bits, scale=loaded.scale, zero=loaded.zero, allocate=allocate
         )
-    return cpu.pack_matrix(loaded.contiguous(), bits=32 if loaded.dtype == torch.float32 else 16, allocate=allocate)
+    return cpu.pack_matrix(loaded, bits=32 if loaded.dtype == np.float32 else 16, allocate=allocate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,9 +27,33 @@ from quantkit_kernels.ops import (
     rms_norm,
     rope,
 )
+from quantkit_kernels.tensors import as_tensor
 
 if TYPE_CHECKING:
     from quantkit.runtime.executor import Memory
+
+
+@dataclass(frozen=True)
+class TensorMemory:
+    """What nodes are bound to, as `executor.Memory` holds it."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    activations: dict[str, Tensor] = field(default_factory=dict)
+    k_cache: dict[int, Tensor] = field(default_factory=dict)
+    v_cache: dict[int, Tensor] = field(default_factory=dict)
+    rope: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, memory: Memory) -> TensorMemory:
+        """The same memory, seen by torch."""
+        return cls(
+            {name: as_tensor(array) for name, array in memory.inputs.items()},
+            {name: as_tensor(array) for name, array in memory.activations.items()},
+            {layer: as_tensor(array) for layer, array in memory.k_cache.items()},
+            {layer: as_tensor(array) for layer, array in memory.v_cache.items()},
+            {name: (as_tensor(cos), as_tensor(sin)) for name, (cos, sin) in memory.rope.items()},
+        )
+
 
 Call = Callable[[dict[str, Tensor]], tuple[Tensor, ...]]
 """A bound node: values of a step by name, cut to the step's counts -> its outputs."""
@@ -39,19 +64,20 @@ class ReferenceBackend:
 
     name = "reference"
 
-    def __init__(self, program: Program, weights: WeightProvider, memory: Memory) -> None:
+    def __init__(self, program: Program, weights: WeightProvider, memory: TensorMemory) -> None:
         self._program, self._memory = program, memory
         self._weights: dict[str, Tensor] = {}
-        self._codes: dict[str, QuantizedMatrix] = {}
+        self._codes: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         in_integers = {node.weights["weight"] for node in program.nodes if node.attrs.get("compute") == "int8"}
         for name, weight in program.weights.items():
             loaded = weights.load(weight)
             if isinstance(loaded, QuantizedMatrix) and name in in_integers:
-                self._codes[name] = loaded
+                zero = None if loaded.zero is None else as_tensor(loaded.zero)
+                self._codes[name] = as_tensor(loaded.codes), as_tensor(loaded.scale), zero
             else:
-                self._weights[name] = loaded.dequantize() if isinstance(loaded, QuantizedMatrix) else loaded
+                self._weights[name] = as_tensor(loaded.dequantize() if isinstance(loaded, QuantizedMatrix) else loaded)
         self.weight_bytes = sum(w.numel() * w.element_size() for w in self._weights.values())
-        self.weight_bytes += sum(matrix.codes.nbytes + matrix.scale.nbytes for matrix in self._codes.values())
+        self.weight_bytes += sum(codes.nbytes + scale.nbytes for codes, scale, _ in self._codes.values())
         self._calls = [(node, self._bind(node)) for node in program.nodes]
 
     def run(self, tokens: int, sequences: int, rows: int) -> None:
@@ -101,7 +127,7 @@ class ReferenceBackend:
             case "add":
                 return lambda s: (add.reference(s[i[0]], s[i[1]]),)
             case "linear" if codes is not None:
-                return lambda s: (linear.of_codes(s[i[0]], codes.codes, codes.scale, codes.zero, w.get("bias")),)
+                return lambda s: (linear.of_codes(s[i[0]], *codes, w.get("bias")),)
             case "linear":
                 return lambda s: (linear.reference(s[i[0]], w["weight"], w.get("bias")),)
             case "split":
@@ -146,7 +172,7 @@ class ReferenceBackend:
             case "gated_act":
                 return lambda s: (gated_act.reference(s[i[0]], str(a["activation"])),)
             case "logits" if codes is not None:
-                return lambda s: (logits.of_codes(s[i[0]], s[i[1]], codes.codes, codes.scale, codes.zero, softcap),)
+                return lambda s: (logits.of_codes(s[i[0]], s[i[1]], *codes, softcap),)
             case "logits":
                 return lambda s: (logits.reference(s[i[0]], s[i[1]], w["weight"], softcap),)
         raise ValueError(f"no reference for op {node.op!r}")

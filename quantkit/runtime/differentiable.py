@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,10 +12,11 @@ from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.models import rope as ropes
 from quantkit.program.ir import Program, Weight
 from quantkit.program.weights import WeightProvider
-from quantkit.runtime.backend_reference import ReferenceBackend
-from quantkit.runtime.executor import Capacity, Memory
+from quantkit.runtime.backend_reference import ReferenceBackend, TensorMemory
 from quantkit.runtime.step import StepInputs
+from quantkit_kernels.arrays import Array, cast
 from quantkit_kernels.cache_formats import CACHE_FORMATS
+from quantkit_kernels.tensors import as_tensor
 
 
 class DifferentiableSlice:
@@ -33,8 +35,10 @@ class DifferentiableSlice:
         self.program = program
         self._block_size = block_size
         names = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
-        tables = {name: ropes.cos_sin(program.ropes[name], max_model_len) for name in sorted(names)}
-        self._memory = Memory({}, {}, {}, {}, tables, Capacity(0, 0, 0, 0, block_size, max_model_len))
+        self._memory = TensorMemory()
+        for name in sorted(names):
+            cos, sin = ropes.cos_sin(program.ropes[name], max_model_len)
+            self._memory.rope[name] = as_tensor(cos), as_tensor(sin)
         self._attending = {n.layer for n in program.nodes if n.op == "paged_attention" and n.layer is not None}
         self._backend = ReferenceBackend(program, _Float32(weights), self._memory)
 
@@ -65,6 +69,6 @@ class _Float32:
     def __init__(self, weights: WeightProvider) -> None:
         self._weights = weights
 
-    def load(self, weight: Weight) -> Tensor | QuantizedMatrix:
+    def load(self, weight: Weight) -> Array | QuantizedMatrix:
         loaded = self._weights.load(weight)
-        return loaded if isinstance(loaded, QuantizedMatrix) or weight.kind == "table" else loaded.float()
+        return loaded if isinstance(loaded, QuantizedMatrix) or weight.kind == "table" else cast(loaded, np.float32)

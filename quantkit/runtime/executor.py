@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from quantkit.errors import PreflightError
 from quantkit.models import rope as ropes
@@ -24,6 +22,7 @@ from quantkit.program.passes import buffer_widths, plan_buffers
 from quantkit.program.weights import WeightProvider
 from quantkit.runtime.step import StepInputs
 from quantkit_kernels import cpu
+from quantkit_kernels.arrays import Array, dtype_of
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 log = logging.getLogger(__name__)
@@ -50,12 +49,11 @@ class Capacity:
 class Memory:
     """Everything a backend binds nodes to. Activations by value name, `[capacity, n]`; inputs int32."""
 
-    inputs: dict[str, Tensor]
-    activations: dict[str, Tensor]
-    k_cache: dict[int, Tensor]
-    v_cache: dict[int, Tensor]
-    rope: dict[str, tuple[Tensor, Tensor]]
-    capacity: Capacity
+    inputs: dict[str, Array]
+    activations: dict[str, Array]
+    k_cache: dict[int, Array]
+    v_cache: dict[int, Array]
+    rope: dict[str, tuple[Array, Array]]
 
 
 class Backend(Protocol):
@@ -81,6 +79,8 @@ class Executor:
         backend: `auto`, `cpu` (native) or `reference` (torch).
         spill: a folder on disk; packed weights and the cache then lie in a nameless file there, mapped, and do not
             count as anonymous memory. For whole models that are run once; reading them is slower. Native backend only.
+        huge_cache: the cache on huge pages: long contexts are read a third faster, and memory is taken by 2 MiB. For
+            models that serve.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Executor:
         threads: int | None = None,
         backend: str = "auto",
         spill: Path | None = None,
+        huge_cache: bool = False,
     ) -> None:
         if not any(value.buffer is not None for value in program.values.values()):
             program = plan_buffers(program)
@@ -104,11 +105,9 @@ class Executor:
         rows = max_tokens if max_rows is None else max_rows
         self.capacity = Capacity(max_tokens, max_seqs, rows, num_blocks, block_size, max_model_len)
         room = None if spill is None else cpu.Spill(spill)
-        self._memory = _allocate(program, self.capacity, room)
-        self._arrays = {name: tensor.numpy() for name, tensor in self._memory.inputs.items()}
-        self._logits: NDArray[np.float32] | None = (
-            self._memory.activations["logits"].numpy() if "logits" in self._memory.activations else None
-        )
+        allocate = cpu.streamed if huge_cache else cpu.zeroed
+        self._memory = _allocate(program, self.capacity, allocate if room is None else room.array)
+        self._logits: NDArray[np.float32] | None = self._memory.activations.get("logits")
         self._backend = _bind(program, weights, self._memory, backend, threads, room)
 
     @property
@@ -125,7 +124,7 @@ class Executor:
     def kv_bytes_per_block(self) -> int:
         """Bytes of one cache block over all layers."""
         caches = [*self._memory.k_cache.values(), *self._memory.v_cache.values()]
-        return sum(cache[0].numel() * cache.element_size() for cache in caches)
+        return sum(cache[0].nbytes for cache in caches)
 
     def step(self, inputs: StepInputs) -> NDArray[np.float32]:
         """Run one step. Returns logits `[R, V]`, a view that the next step overwrites."""
@@ -134,7 +133,9 @@ class Executor:
             raise ValueError("this program computes no logits; use run_slice")
         return self._logits[:rows]
 
-    def run_slice(self, inputs: StepInputs, activations: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def run_slice(
+        self, inputs: StepInputs, activations: Mapping[str, NDArray[np.float32]]
+    ) -> dict[str, NDArray[np.float32]]:
         """Run a slice of a program: float32 `[T, n]` activations in, copies of its outputs `[T, n]` or `[R, V]` out."""
         tokens = len(inputs.token_ids)
         for name, value in activations.items():
@@ -142,7 +143,7 @@ class Executor:
         tokens, _, rows = self._run(inputs)
         sizes = {"T": tokens, "R": rows}
         return {
-            name: self._memory.activations[name][: sizes[str(self.program.values[name].shape[0])]].clone()
+            name: self._memory.activations[name][: sizes[str(self.program.values[name].shape[0])]].copy()
             for name in self.program.outputs
         }
 
@@ -151,14 +152,14 @@ class Executor:
         """Layers whose keys and values this program (or slice) keeps."""
         return tuple(self._memory.k_cache)
 
-    def cache(self, layer: int) -> tuple[Tensor, Tensor]:
+    def cache(self, layer: int) -> tuple[Array, Array]:
         """Keys and values of one layer's paged cache as stored, `[num_blocks, Hkv, block_size, cell]`."""
         return self._memory.k_cache[layer], self._memory.v_cache[layer]
 
     def clear_cache(self) -> None:
         """Zero the paged cache, so that nothing of earlier steps is left in it."""
         for cache in (*self._memory.k_cache.values(), *self._memory.v_cache.values()):
-            cache.zero_()
+            cache.view(np.uint8).fill(0)
 
     def _run(self, inputs: StepInputs) -> tuple[int, int, int]:
         tokens, sequences, rows = len(inputs.token_ids), len(inputs.seq_lens), len(inputs.logits_rows)
@@ -168,7 +169,7 @@ class Executor:
                 f"a step of {tokens} tokens, {sequences} sequences, {rows} rows exceeds "
                 f"{cap.max_tokens}, {cap.max_seqs}, {cap.max_rows}"
             )
-        arrays = self._arrays
+        arrays = self._memory.inputs
         arrays["token_ids"][:tokens] = inputs.token_ids
         arrays["positions"][:tokens] = inputs.positions
         arrays["slot_mapping"][:tokens] = inputs.slot_mapping
@@ -180,33 +181,33 @@ class Executor:
         return tokens, sequences, rows
 
 
-def _allocate(program: Program, capacity: Capacity, spill: cpu.Spill | None) -> Memory:
+def _allocate(program: Program, capacity: Capacity, of_cache: cpu.Allocate) -> Memory:
     cap = capacity
     sizes = {"T": cap.max_tokens, "B": cap.max_seqs, "B+1": cap.max_seqs + 1, "M": cap.blocks_per_seq}
     sizes["R"] = cap.max_rows
-    inputs: dict[str, Tensor] = {}
-    activations: dict[str, Tensor] = {}
-    buffers = [torch.zeros(width * cap.max_tokens, dtype=torch.float32) for width in buffer_widths(program)]
+    inputs: dict[str, Array] = {}
+    activations: dict[str, Array] = {}
+    int32, float32 = np.dtype(np.int32), np.dtype(np.float32)
+    buffers = [cpu.zeroed(width * cap.max_tokens, dtype=float32) for width in buffer_widths(program)]
     for name, value in program.values.items():
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in value.shape]
         if value.dtype == "int32":
-            inputs[name] = torch.zeros(shape, dtype=torch.int32)
+            inputs[name] = cpu.zeroed(*shape, dtype=int32)
         elif value.buffer is not None:
-            activations[name] = buffers[value.buffer][: shape[0] * shape[1]].view(shape)
+            activations[name] = buffers[value.buffer][: shape[0] * shape[1]].reshape(shape)
         elif value.dtype == "float32":
-            activations[name] = torch.zeros(shape, dtype=torch.float32)
-    caches: list[dict[int, Tensor]] = [{}, {}]
+            activations[name] = cpu.zeroed(*shape, dtype=float32)
+    caches: list[dict[int, Array]] = [{}, {}]
     attending = {node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None}
     for layer in sorted(attending):
         kv = program.kv[layer]
         for side in caches:
             kind = CACHE_FORMATS[kv.format]
             paged = (cap.num_blocks, kv.num_kv_heads, cap.block_size, kind.cell(kv.head_dim))
-            dtype: torch.dtype = getattr(torch, kind.dtype)
-            side[layer] = torch.zeros(paged, dtype=dtype) if spill is None else spill.tensor(*paged, dtype=dtype)
+            side[layer] = of_cache(*paged, dtype=dtype_of(kind.dtype))
     used = {str(node.attrs["rope"]) for node in program.nodes if "rope" in node.attrs}
     tables = {name: ropes.cos_sin(program.ropes[name], cap.max_model_len) for name in sorted(used)}
-    return Memory(inputs, activations, caches[0], caches[1], tables, capacity)
+    return Memory(inputs, activations, caches[0], caches[1], tables)
 
 
 def _bind(
@@ -230,4 +231,4 @@ def _bind(
         log.warning("running on the torch reference, many times slower: %s", reason)
     from quantkit.runtime import backend_reference
 
-    return backend_reference.ReferenceBackend(program, weights, memory)
+    return backend_reference.ReferenceBackend(program, weights, backend_reference.TensorMemory.of(memory))

@@ -9,8 +9,6 @@ from typing import Any
 from quantkit.artifact.layout import MANIFEST
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError, RecipeError
-from quantkit.models.source import open_source
-from quantkit.models.source_weights import SourceWeights
 from quantkit.program import Program, WeightProvider, build_program, fuse, lower_precision
 from quantkit.runtime.admission import Standing, read_standing, target_of
 from quantkit.runtime.engine import EngineConfig, EngineCore
@@ -99,6 +97,9 @@ def load_source(
     location: str, options: EngineOptions | None = None, *, kv_format: str = "FP32", base: Path = Path(".")
 ) -> Loaded:
     """Load a source model unquantized, weights in its own type, keys and values in a float format."""
+    from quantkit.models.source import open_source  # imports torch, which serving an artifact does without
+    from quantkit.models.source_weights import SourceWeights
+
     options = options or EngineOptions()
     plain = [kind.name for kind in CACHE_FORMATS.values() if not kind.scaled]
     if kv_format not in plain:
@@ -163,6 +164,7 @@ def load_executor(
         max_model_len=length,
         threads=options.threads,
         backend=options.backend,
+        huge_cache=True,
     )
     return executor, memory, limits
 

@@ -61,7 +61,6 @@ def main(address: str, parent: int) -> int:
 
 def _load(start: Start) -> tuple[Loaded, Started]:
     from quantkit.artifact.layout import MANIFEST
-    from quantkit.models.source import open_source
     from quantkit.runtime.load import EngineOptions, load_artifact, load_source
 
     asked = start.options
@@ -71,6 +70,8 @@ def _load(start: Start) -> tuple[Loaded, Started]:
     if (folder / MANIFEST).is_file():
         loaded, text_folder = load_artifact(folder, options), folder
     else:
+        from quantkit.models.source import open_source  # imports torch
+
         loaded, text_folder = load_source(asked.model, options), Path(start.scratch)
         open_source(asked.model).write_tokenizer(text_folder)
     config = loaded.core.config

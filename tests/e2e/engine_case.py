@@ -20,6 +20,7 @@ from quantkit.runtime.executor import Executor
 from quantkit.runtime.request import EngineRequest, RequestOutput
 from quantkit.runtime.sampling import SamplingParams
 from quantkit.runtime.scheduler import SchedulerConfig
+from quantkit_kernels.tensors import as_array
 from tests.tiny import make_checkpoint
 
 VOCAB = 384
@@ -39,7 +40,7 @@ def make_executor(
     schemes = {group: SCHEMES.get(group.split(".")[-1], "W8A16") for group in program.groups()}
     lowered = lower_precision(program, schemes, kv_format, compute)
     kv_scales = {
-        weight.name: scale_from_absmax(torch.full(weight.shape, 3.81), kv_format)
+        weight.name: as_array(scale_from_absmax(torch.full(weight.shape, 3.81), kv_format))
         for weight in lowered.weights.values()
         if weight.kind == "scales"
     }

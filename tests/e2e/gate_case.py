@@ -22,12 +22,13 @@ from quantkit.program import Weight, build_program, fuse, lower_precision, plan_
 from quantkit.quantize.kv import kv_scales
 from quantkit.quantize.weights import RtnWeights
 from quantkit.runtime.text import ChatText
+from quantkit_kernels.arrays import Array
 from tests.tiny import make_checkpoint
 
 WORDS = ("invoice", "river", "Friday", "customer", "model", "price", "blue", "small", "reply", "sea", "tags", "stock")
 ZH = "请把附件中的发票总结一下并在星期五之前回复客户谢谢模型输出应当稳定可靠"
 
-Damage = Callable[[Weight, "Tensor | QuantizedMatrix"], "Tensor | QuantizedMatrix"]
+Damage = Callable[[Weight, "Array | QuantizedMatrix"], "Array | QuantizedMatrix"]
 
 
 @dataclass(frozen=True)

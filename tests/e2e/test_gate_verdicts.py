@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 from quantkit.cli.app import run as quantkit
 from quantkit.errors import CheckpointError, RecipeError
@@ -15,6 +14,7 @@ from quantkit.formats import QuantizedMatrix
 from quantkit.gate import GateResult, read_evidence, run_gate
 from quantkit.program import Weight
 from quantkit.report import gather, write_report
+from quantkit_kernels.arrays import Array
 from tests.e2e.gate_case import ZH, Case, make_case
 
 
@@ -84,14 +84,15 @@ def test_judging_again_with_a_waiver_measures_the_same_and_passes(
     assert json.loads((tmp_path / "gate" / "verdict.json").read_text())["waiver"] == "nobody serves a random model"
 
 
-def scrambled(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
+def scrambled(weight: Weight, value: Array | QuantizedMatrix) -> Array | QuantizedMatrix:
     if weight.name == "layers.1.down" and isinstance(value, QuantizedMatrix):
-        return QuantizedMatrix(value.scheme, value.codes.roll(1, 0), value.scale.roll(1, 0), value.zero)
+        codes, scale = (np.roll(part, 1, axis=0) for part in (value.codes, value.scale))
+        return QuantizedMatrix(value.scheme, codes, scale, value.zero)
     return value
 
 
-def saturating(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
-    return value / 16 if weight.name == "layers.1.v_scale" and isinstance(value, Tensor) else value
+def saturating(weight: Weight, value: Array | QuantizedMatrix) -> Array | QuantizedMatrix:
+    return value / 16 if weight.name == "layers.1.v_scale" and isinstance(value, np.ndarray) else value
 
 
 @pytest.mark.parametrize("damage", [scrambled, saturating])
@@ -108,10 +109,10 @@ def test_damage_to_chinese_alone_is_named(case: Case) -> None:
     case.source.write_tokenizer(folder)
     rows = sorted(set(ChatText(folder).encode(ZH)))
 
-    def chinese_only(weight: Weight, value: Tensor | QuantizedMatrix) -> Tensor | QuantizedMatrix:
-        if weight.kind == "table" and isinstance(value, Tensor):
-            value = value.clone()
-            value[rows] = value[torch.tensor(rows).roll(1)]
+    def chinese_only(weight: Weight, value: Array | QuantizedMatrix) -> Array | QuantizedMatrix:
+        if weight.kind == "table" and isinstance(value, np.ndarray):
+            value = value.copy()
+            value[rows] = value[np.roll(rows, 1)]
         return value
 
     result = judge(case, case.artifact("chinese", damage=chinese_only))

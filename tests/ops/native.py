@@ -1,9 +1,10 @@
-"""What the op tests share: poisoned outputs, quantized weights, a paged cache filled at random."""
+"""What the op tests share: native calls over tensors, poisoned outputs, weights, a paged cache filled at random."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from quantkit_kernels import cpu
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import kv_cells
+from quantkit_kernels.tensors import as_array
 
 GUARD = 3
 """Rows beyond the counts, which no call may touch."""
@@ -24,10 +26,33 @@ def int32(values: list[int] | Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int32)
 
 
+class TensorCalls:
+    """A `cpu.CallList` that takes tensors, as references make them."""
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        self.list = cpu.CallList(threads, isa)
+
+    def __len__(self) -> int:
+        return len(self.list)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        method = getattr(self.list, name)
+        return lambda *given, **named: method(*map(_array, given), **{key: _array(x) for key, x in named.items()})
+
+
+def pack(weight: Tensor, **options: Any) -> cpu.PackedMatrix:
+    """`cpu.pack_matrix` of tensors."""
+    return cpu.pack_matrix(_array(weight), **{name: _array(option) for name, option in options.items()})
+
+
+def _array(given: Any) -> Any:
+    return as_array(given) if isinstance(given, Tensor) else given
+
+
 def run(
-    isa: str, add: Callable[[cpu.CallList], None], tokens: int, sequences: int = 1, rows: int = 1, threads: int = 2
+    isa: str, add: Callable[[TensorCalls], None], tokens: int, sequences: int = 1, rows: int = 1, threads: int = 2
 ) -> None:
-    calls = cpu.CallList(threads=threads, isa=isa)
+    calls = TensorCalls(threads, isa)
     add(calls)
     calls.run(tokens, sequences, rows)
 
@@ -54,7 +79,7 @@ def weight(form: str, rows: int, columns: int) -> Weight:
     floats = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     if form in floats:
         dense = torch.randn(rows, columns).to(floats[form])
-        return Weight(cpu.pack_matrix(dense), dense.to(torch.float32))
+        return Weight(pack(dense), dense.to(torch.float32))
     kind, *rest = form.split(":")
     bits = int(kind[3:])
     group = next((int(part[1:]) for part in rest if part.startswith("g")), columns)
@@ -67,7 +92,7 @@ def weight(form: str, rows: int, columns: int) -> Weight:
     zero = torch.randint(-top, top, (rows, groups), dtype=torch.int8) if "asym" in rest else None
     shifted = codes.float().view(rows, groups, group) - (0 if zero is None else zero.float().unsqueeze(-1))
     dense = (shifted * scale.unsqueeze(-1)).view(rows, columns)
-    return Weight(cpu.pack_matrix(codes, bits=bits, scale=scale, zero=zero), dense, (codes, scale, zero))
+    return Weight(pack(codes, bits=bits, scale=scale, zero=zero), dense, (codes, scale, zero))
 
 
 @dataclass

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quantkit_kernels import cpu
 from quantkit_kernels.ops import linear, logits
-from tests.ops.native import GUARD, assert_rows, int32, poisoned, run, weight
+from tests.ops.native import GUARD, TensorCalls, assert_rows, int32, pack, poisoned, run, weight
 
 FORMS = [
     "f32",
@@ -82,7 +81,7 @@ def test_an_empty_step_writes_nothing(isa: str) -> None:
 
 def test_a_row_index_outside_the_step_is_refused(isa: str) -> None:
     w = weight("f32", 8, 8)
-    calls = cpu.CallList(threads=1, isa=isa)
+    calls = TensorCalls(threads=1, isa=isa)
     calls.logits(torch.randn(4, 8), int32([2, 3]), w.packed, poisoned(2, 8))
     calls.run(4, 1, 2)
     with pytest.raises(IndexError, match=r"logits_rows\[1\] = 3"):
@@ -94,13 +93,13 @@ def test_a_row_index_outside_the_step_is_refused(isa: str) -> None:
 def test_packing_refuses_what_it_cannot_represent() -> None:
     codes = torch.zeros(4, 10, dtype=torch.int8)
     with pytest.raises(ValueError, match="int8 codes"):
-        cpu.pack_matrix(torch.zeros(4, 10), bits=4, scale=torch.ones(4, 1))
+        pack(torch.zeros(4, 10), bits=4, scale=torch.ones(4, 1))
     with pytest.raises(ValueError, match="into groups"):
-        cpu.pack_matrix(codes, bits=4, scale=torch.ones(4, 3))
+        pack(codes, bits=4, scale=torch.ones(4, 3))
     with pytest.raises(ValueError, match="3 bits"):
-        cpu.pack_matrix(codes, bits=3, scale=torch.ones(4, 1))
+        pack(codes, bits=3, scale=torch.ones(4, 1))
     with pytest.raises(ValueError, match="without scales"):
-        cpu.pack_matrix(codes, bits=16)
+        pack(codes, bits=16)
 
 
 def test_an_int4_weight_takes_half_a_byte_and_its_scale() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from quantkit_kernels import cpu
 from quantkit_kernels.ops import linear, logits
-from tests.ops.native import GUARD, Weight, assert_rows, int32, poisoned, run, weight
+from tests.ops.native import GUARD, TensorCalls, Weight, assert_rows, int32, pack, poisoned, run, weight
 
 FORMS = ["int8", "int8:g64:asym", "int8:g300", "int4:g64", "int4:g64:half", "int4:g128:asym", "int4:g32:asym:half"]
 
@@ -78,7 +78,7 @@ def test_the_largest_codes_neither_wrap_nor_saturate(isa: str) -> None:
             codes = torch.full((33, 1024), code, dtype=torch.int8)
             scale, zero = torch.ones(33, 1024 // group), torch.full((33, 1024 // group), 7, dtype=torch.int8)
             for points in (None, zero):
-                packed, out = cpu.pack_matrix(codes, bits=bits, scale=scale, zero=points), poisoned(17, 33)
+                packed, out = pack(codes, bits=bits, scale=scale, zero=points), poisoned(17, 33)
                 run(isa, lambda calls, p=packed, o=out: calls.linear(x, p, None, o, "int8"), 17)
                 assert_rows(out, linear.of_codes(x, codes, scale, points), rtol=1e-6, atol=0)
 
@@ -112,7 +112,7 @@ def test_logits_of_codes_reads_only_the_rows_asked_for(isa: str, picked: list[in
 
 def test_an_index_outside_the_step_is_refused_before_anything_is_computed(isa: str) -> None:
     w, out = weight("int8", 8, 8), poisoned(2, 8)
-    calls = cpu.CallList(threads=1, isa=isa)
+    calls = TensorCalls(threads=1, isa=isa)
     calls.logits(torch.randn(4, 8), int32([2, 3]), w.packed, out, None, "int8")
     with pytest.raises(IndexError, match=r"logits_rows\[1\] = 3"):
         calls.run(3, 1, 2)
@@ -124,7 +124,7 @@ def test_products_that_share_scratch_do_not_disturb_each_other(isa: str) -> None
     x, y = torch.randn(5, 128), torch.randn(5, 128)
     out = [poisoned(5, 64), poisoned(5, 64)]
 
-    def add(calls: cpu.CallList) -> None:
+    def add(calls: TensorCalls) -> None:
         calls.linear(x, first.packed, None, out[0], "int8")
         calls.linear(y, second.packed, None, out[1], "int8")
 
@@ -135,9 +135,9 @@ def test_products_that_share_scratch_do_not_disturb_each_other(isa: str) -> None
 
 def test_a_float_weight_has_no_codes_to_multiply() -> None:
     with pytest.raises(ValueError, match="4 or 8 bits"):
-        cpu.CallList(threads=1).linear(torch.randn(1, 8), weight("f16", 8, 8).packed, None, poisoned(1, 8), "int8")
+        TensorCalls(threads=1).linear(torch.randn(1, 8), weight("f16", 8, 8).packed, None, poisoned(1, 8), "int8")
     with pytest.raises(ValueError, match="unknown compute"):
-        cpu.CallList(threads=1).linear(torch.randn(1, 8), weight("int8", 8, 8).packed, None, poisoned(1, 8), "int4")
+        TensorCalls(threads=1).linear(torch.randn(1, 8), weight("int8", 8, 8).packed, None, poisoned(1, 8), "int4")
 
 
 @pytest.mark.parametrize("producer", ["rms_norm", "add_rms_norm", "gated_act"])
@@ -149,7 +149,7 @@ def test_a_norm_or_activation_before_it_quantizes_the_rows_itself(isa: str, prod
     gate_up = torch.randn(tokens, 2 * columns)
     made, summed, out = poisoned(tokens + GUARD, columns), poisoned(tokens, columns), poisoned(tokens + GUARD, 70)
 
-    def add(calls: cpu.CallList) -> None:
+    def add(calls: TensorCalls) -> None:
         if producer == "rms_norm":
             calls.rms_norm(x, norm, made, 1e-6)
         elif producer == "add_rms_norm":
@@ -167,7 +167,7 @@ def test_a_norm_or_activation_before_it_quantizes_the_rows_itself(isa: str, prod
 def test_a_view_of_another_width_is_not_taken_for_the_rows_a_norm_has_made(isa: str) -> None:
     w = weight("int8", 30, 64)
     x, made, out = torch.randn(8, 128), poisoned(8, 128), poisoned(16, 30)
-    calls = cpu.CallList(threads=2, isa=isa)
+    calls = TensorCalls(threads=2, isa=isa)
     calls.rms_norm(x, torch.ones(128), made, 1e-6)
     calls.linear(made.view(16, 64), w.packed, None, out, "int8")
     calls.run(8, 1, 1)
@@ -184,13 +184,13 @@ def test_logits_of_no_rows_at_all(isa: str) -> None:
 def test_zero_points_that_leave_the_byte_are_refused() -> None:
     codes, scale = torch.zeros(4, 8, dtype=torch.int8), torch.ones(4, 1)
     with pytest.raises(ValueError, match=r"within -120\.\.120"):
-        cpu.pack_matrix(codes, bits=4, scale=scale, zero=torch.full((4, 1), -128, dtype=torch.int8))
+        pack(codes, bits=4, scale=scale, zero=torch.full((4, 1), -128, dtype=torch.int8))
 
 
 def test_threads_that_run_one_list_take_turns(isa: str) -> None:
     w = weight("int4:g64", 300, 512)
     x, out = torch.randn(64, 512), poisoned(64, 300)
-    calls = cpu.CallList(threads=2, isa=isa)
+    calls = TensorCalls(threads=2, isa=isa)
     calls.linear(x, w.packed, None, out, "int8")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda rows: calls.run(rows, 1, 1), [64, 3, 17, 1] * 25))
@@ -200,11 +200,12 @@ def test_threads_that_run_one_list_take_turns(isa: str) -> None:
 
 def test_a_child_forked_while_others_compute_can_compute() -> None:
     script = """
-import os, sys, threading, time, torch
+import os, sys, threading, time
+import numpy as np
 from quantkit_kernels import cpu
 calls = cpu.CallList(threads=2)
-x = torch.randn(4, 64)
-calls.add(x, x, torch.zeros(4, 64))
+x, out = np.ones((4, 64), np.float32), np.zeros((4, 64), np.float32)
+calls.add(x, x, out)
 calls.run(4, 1, 1)
 stop = threading.Event()
 def spin():
@@ -218,7 +219,7 @@ for _ in range(60):
     if child == 0:
         calls.run(4, 1, 1)  # the other thread's own list, in the middle of a step
         fresh = cpu.CallList(threads=2)
-        fresh.add(x, x, torch.zeros(4, 64))
+        fresh.add(x, x, out.copy())
         fresh.run(4, 1, 1)
         os._exit(0)
     end = time.monotonic() + 20

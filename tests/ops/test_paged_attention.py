@@ -9,7 +9,7 @@ from torch import Tensor
 from quantkit_kernels import cpu
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import kv_cells, paged_attention
-from tests.ops.native import GUARD, Cache, assert_rows, cache, int32, poisoned, run
+from tests.ops.native import GUARD, Cache, TensorCalls, assert_rows, cache, int32, poisoned, run
 
 CASES = [
     ((9, 3, 64), [1, 1, 1], [1, 64, 131], 16),
@@ -167,7 +167,7 @@ def test_no_sequences_write_nothing(isa: str) -> None:
 @pytest.mark.parametrize(("length", "block", "message"), [(17, 9, "block_table row"), (200, 0, "columns")])
 def test_a_block_outside_the_cache_is_refused(isa: str, length: int, block: int, message: str) -> None:
     store = torch.zeros(4, 1, 16, 64)
-    calls = cpu.CallList(threads=1, isa=isa)
+    calls = TensorCalls(threads=1, isa=isa)
     calls.paged_attention(
         torch.zeros(1, 64), store, store.clone(), None, None, int32([[1, block, 2]]), int32([0, 1]), int32([length]),
         poisoned(1, 64), 1, 1, 64, "FP32", 1.0,

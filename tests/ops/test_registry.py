@@ -13,6 +13,7 @@ from quantkit_kernels import cpu
 from quantkit_kernels.cpu.library import ISA_BITS
 from quantkit_kernels.cpu.threads import usable_threads
 from quantkit_kernels.registry import CPU_OPS, can_implement
+from tests.ops.native import TensorCalls
 
 
 @pytest.mark.parametrize("op", CPU_OPS)
@@ -65,7 +66,7 @@ def test_threads_follow_the_cgroup_quota(tmp_path: Path) -> None:
 
 def test_a_list_can_grow_after_it_has_run() -> None:
     x = torch.ones(2, 8)
-    calls = cpu.CallList(threads=2)
+    calls = TensorCalls(threads=2)
     calls.add(x, x, x)
     calls.run(2, 0, 0)
     calls.add(x, x, x)
@@ -78,7 +79,7 @@ def test_two_python_threads_may_run_lists_of_one_team() -> None:
 
     def count(_: int) -> float:
         x, one = torch.zeros(64, 256), torch.ones(64, 256)
-        calls = cpu.CallList(threads=2)
+        calls = TensorCalls(threads=2)
         calls.add(x, one, x)
         for _step in range(200):
             calls.run(64, 0, 0)
@@ -90,7 +91,7 @@ def test_two_python_threads_may_run_lists_of_one_team() -> None:
 
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     x = torch.ones(64, 1024)
-    calls = cpu.CallList(threads=2)
+    calls = TensorCalls(threads=2)
     calls.add(x, x, x)
     calls.run(64, 0, 0)
     child = os.fork()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from quantkit.artifact.files import digest_file
@@ -62,7 +62,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (compiled / "kernels/sm_90/index.json").write_text(json.dumps(index))
     (compiled / "buckets.json").write_text(json.dumps(plan_buckets(8, 256).to_json()))
     (compiled / "stage.json").write_text("{}")
-    provider = RtnWeights(source, kv_scales={w.name: torch.ones(w.shape) for w in program.weights.values()})
+    provider = RtnWeights(source, kv_scales={w.name: np.ones(w.shape, np.float32) for w in program.weights.values()})
     weights = ((weight, provider.load(weight)) for weight in program.weights.values())
     manifest = Manifest("0.1.0", {"family": "llama"}, {"version": 1}, {}, "FP16")
     write_payload(

@@ -12,6 +12,7 @@ from quantkit.errors import NumericsError
 from quantkit.formats.kv_cache import dequantize, quantize, scale_from_absmax
 from quantkit.quantize.kv import kv_scales
 from quantkit_kernels.cache_formats import CACHE_FORMATS, group_of
+from quantkit_kernels.tensors import as_tensor
 
 QUANTIZED = [kind.name for kind in CACHE_FORMATS.values() if kind.scaled]
 HEADS = (8, 40, 48, 64, 80, 96, 256)
@@ -46,7 +47,7 @@ def step(x: Tensor, scale: Tensor, form: str) -> Tensor:
 @given(seeds, st.sampled_from(QUANTIZED), st.sampled_from(HEADS))
 def test_values_that_calibration_saw_come_back_within_half_a_step(seed: int, form: str, head_dim: int) -> None:
     x = values(seed, head_dim)
-    scale = kv_scales(x.abs().amax(0), form)
+    scale = as_tensor(kv_scales(x.abs().amax(0), form))
     error = (dequantize(quantize(x, scale, form), scale, form, head_dim) - x).abs()
     assert bool((error <= step(x, scale, form) * 0.5001 + x.abs() * 1e-6).all())
 

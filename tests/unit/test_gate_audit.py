@@ -46,8 +46,8 @@ def hessian(kind: str) -> Tensor:
 
 def sound(scheme: str, how: str) -> QuantizedMatrix:
     if how in ("mse", "minmax"):
-        return rtn(weights(), SCHEMES[scheme], search=how, scale_dtype=torch.float16)  # type: ignore[arg-type]
-    return gptq(weights(), hessian(how), SCHEMES[scheme], scale_dtype=torch.float16)[0]
+        return rtn(weights(), SCHEMES[scheme], search=how, scale_dtype=np.dtype(np.float16))  # type: ignore[arg-type]
+    return gptq(weights(), hessian(how), SCHEMES[scheme], scale_dtype=np.dtype(np.float16))[0]
 
 
 def audited(stored: QuantizedMatrix) -> PartAudit:
@@ -67,11 +67,11 @@ def test_sound_rounding_of_every_kind_passes(scheme: str, how: str) -> None:
 def test_a_zero_point_off_by_one_is_found_alone_and_everywhere(scheme: str) -> None:
     good = sound(scheme, "mse")
     assert good.zero is not None
-    one = good.zero.clone()
+    one = good.zero.copy()
     one[7, 1] += 1 if one[7, 1] < 7 else -1
     assert "1 of" in audited(replace(good, zero=one)).problem
     assert "the first in row 7, group 1: a zero point is wrong" in audited(replace(good, zero=one)).problem
-    every = audited(replace(good, zero=torch.where(good.zero < 7, good.zero + 1, good.zero - 1)))
+    every = audited(replace(good, zero=np.where(good.zero < 7, good.zero + 1, good.zero - 1)))
     assert "zero point" in every.problem
 
 
@@ -79,7 +79,7 @@ def test_a_zero_point_off_by_one_is_found_alone_and_everywhere(scheme: str) -> N
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_wrong_scale_is_found_alone_and_everywhere(scheme: str, factor: float) -> None:
     good = sound(scheme, "mse")
-    one = good.scale.clone()
+    one = good.scale.copy()
     one[5, 0] *= factor
     assert "the first in row 5, group 0: a scale is wrong" in audited(replace(good, scale=one)).problem
     assert "a scale is wrong" in audited(replace(good, scale=good.scale * factor)).problem
@@ -89,7 +89,7 @@ def test_one_weight_that_dwarfs_its_group_may_move_by_more_than_a_step() -> None
     source = weights()
     source[5, 64:128] *= 0.02
     source[5, 70] = 1.0
-    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=torch.float16)
+    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=np.dtype(np.float16))
     stored.codes[5, 70] -= 2  # as GPTQ does to make up for other columns
     found = audit_part(source, stored, "model.layers.3.mlp.down_proj.weight", "layers.3.down")
     assert (found.displaced, found.stretched, found.problem) == (0, 0, "")
@@ -100,7 +100,7 @@ def test_a_group_of_one_large_weight_and_a_few_of_one_step_is_no_wrong_scale() -
     source[5, 64:128] = 0.0
     source[5, 70] = 1.0
     source[5, 71:75] = 0.21
-    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=torch.float16)
+    stored = rtn(source, SCHEMES["W4A16_G64"], search="minmax", scale_dtype=np.dtype(np.float16))
     stored.codes[5, 71:75] = 1  # 1.47 steps in the source, so that is the gain of all but the largest
     found = audit_part(source, stored, "model.layers.0.self_attn.k_proj.weight", "layers.0.qkv")
     assert (found.displaced, found.stretched, found.problem) == (0, 0, "")
@@ -110,7 +110,10 @@ def test_a_group_of_one_large_weight_and_a_few_of_one_step_is_no_wrong_scale() -
 def test_rows_in_another_order_are_not_the_sources(scheme: str) -> None:
     good = sound(scheme, "mse")
     rolled = QuantizedMatrix(
-        good.scheme, good.codes.roll(1, 0), good.scale.roll(1, 0), None if good.zero is None else good.zero.roll(1, 0)
+        good.scheme,
+        np.roll(good.codes, 1, axis=0),
+        np.roll(good.scale, 1, axis=0),
+        None if good.zero is None else np.roll(good.zero, 1, axis=0),
     )
     assert "they are not the source's" in audited(rolled).problem
 

@@ -1,4 +1,4 @@
-"""A step as a flat list of native calls over preallocated tensors, run by one native call."""
+"""A step as a flat list of native calls over preallocated arrays, run by one native call."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import math
 import weakref
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quantkit_kernels.arrays import Array, dtype_of
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.cpu.library import ISA_BITS, Node, last_error, library, supported_isas
 from quantkit_kernels.cpu.library import isa as default_isa
-from quantkit_kernels.cpu.packing import DTYPE_CODES, PackedMatrix
+from quantkit_kernels.cpu.memory import zeroed
+from quantkit_kernels.cpu.packing import DTYPE_CODES, FLOAT32, FLOATS, INT8, PackedMatrix
 from quantkit_kernels.cpu.threads import usable_threads
-from quantkit_kernels.ops.linear import BLOCK
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 _CAPACITY = 14  # field of Node.i, see src/args.h
 COMPUTE = ("exact", "int8")
-_STEP = 64
+_BLOCK, _STEP = 128, 64  # kBlock and kStep of src/args.h
 _MOST_CHANNELS = 1024  # of a head whose sums of integer products fit 32 bits
 _ROW_UNIT = 16
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_INT32 = np.dtype(np.int32)
 
 
 class Op(IntEnum):
@@ -47,31 +48,31 @@ _OUTPUT = {Op.RMS_NORM: 3, Op.ADD_RMS_NORM: 3, Op.GATED_ACT: 1}
 _AFTER = 8  # fields of Node.p and Node.i, see src/args.h
 
 
-def _check(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], *shape: int | None) -> Tensor:
-    """The tensor, if it is contiguous, on the CPU, of one of the dtypes and of the shape (None: any length)."""
-    if tensor.dtype not in dtypes:
-        raise ValueError(f"{name} is {tensor.dtype}, expected {' or '.join(str(d) for d in dtypes)}")
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous and on the CPU")
-    if tensor.ndim != len(shape) or any(w is not None and w != s for w, s in zip(shape, tensor.shape, strict=True)):
+def _check(name: str, array: Array, dtypes: Sequence[np.dtype[Any]], *shape: int | None) -> Array:
+    """The array, if it is contiguous, of one of the dtypes and of the shape (None: any length)."""
+    if array.dtype not in dtypes:
+        raise ValueError(f"{name} is {array.dtype}, expected {' or '.join(str(d) for d in dtypes)}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be contiguous")
+    if array.ndim != len(shape) or any(w is not None and w != s for w, s in zip(shape, array.shape, strict=True)):
         wanted = ", ".join("*" if w is None else str(w) for w in shape)
-        raise ValueError(f"{name} has shape {list(tensor.shape)}, expected [{wanted}]")
-    return tensor
+        raise ValueError(f"{name} has shape {list(array.shape)}, expected [{wanted}]")
+    return array
 
 
-def _f32(name: str, tensor: Tensor, *shape: int | None) -> Tensor:
-    return _check(name, tensor, (torch.float32,), *shape)
+def _f32(name: str, array: Array, *shape: int | None) -> Array:
+    return _check(name, array, (FLOAT32,), *shape)
 
 
-def _i32(name: str, tensor: Tensor, *shape: int | None) -> Tensor:
-    return _check(name, tensor, (torch.int32,), *shape)
+def _i32(name: str, array: Array, *shape: int | None) -> Array:
+    return _check(name, array, (_INT32,), *shape)
 
 
 class CallList:
-    """Native calls in order; `run` executes them all, on rows 0..tokens-1 (or 0..rows-1 for logits) of their tensors.
+    """Native calls in order; `run` executes them all, on rows 0..tokens-1 (or 0..rows-1 for logits) of their arrays.
 
-    Activations are float32 `[capacity, width]`, index tensors int32; rows beyond the counts are neither read nor
-    written. Tensors are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
+    Activations are float32 `[capacity, width]`, index arrays int32; rows beyond the counts are neither read nor
+    written. Arrays are checked when a call is added (ValueError) and kept alive by the list. Each row's result is
     bit-identical whatever the counts and the number of threads. Threads that run one list take turns.
 
     threads: None for all the process may use; isa: None for the best one (see `quantkit_kernels.cpu.isa`).
@@ -86,10 +87,10 @@ class CallList:
         self.isa = isa or default_isa()
         self._library = library()
         self._nodes: list[Node] = []
-        self._tensors: list[Tensor] = []
+        self._arrays: list[Array] = []
         self._handle: int | None = None
         self._finalizer: weakref.finalize | None = None
-        self._scratch: dict[tuple[torch.dtype, int], Tensor] = {}
+        self._scratch: dict[tuple[np.dtype[Any], int], Array] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -98,13 +99,13 @@ class CallList:
         self,
         op: Op,
         capacity: int,
-        tensors: Sequence[Tensor | None],
+        arrays: Sequence[Array | None],
         ints: Sequence[int],
         floats: Sequence[float] = (),
     ) -> None:
         node = Node(op=op)
-        for index, tensor in enumerate(tensors):
-            node.p[index] = None if tensor is None else tensor.data_ptr()
+        for index, array in enumerate(arrays):
+            node.p[index] = None if array is None else array.ctypes.data
         for index, value in enumerate(ints):
             node.i[index] = value
         for index, number in enumerate(floats):
@@ -112,47 +113,47 @@ class CallList:
         node.i[_CAPACITY] = capacity
         self._release()
         self._nodes.append(node)
-        self._tensors.extend(tensor for tensor in tensors if tensor is not None)
+        self._arrays.extend(array for array in arrays if array is not None)
 
-    def embedding(self, token_ids: Tensor, table: Tensor, out: Tensor, scale: float = 1.0) -> None:
+    def embedding(self, token_ids: Array, table: Array, out: Array, scale: float = 1.0) -> None:
         """`out[t] = table[token_ids[t]] * scale`; table float32, float16 or bfloat16 `[V, H]`."""
-        _check("table", table, _FLOATS, None, None)
+        _check("table", table, FLOATS, None, None)
         vocab, hidden = table.shape
         capacity = min(_i32("token_ids", token_ids, None).shape[0], _f32("out", out, None, hidden).shape[0])
         self._append(
             Op.EMBEDDING, capacity, (token_ids, table, out), (hidden, vocab, DTYPE_CODES[table.dtype]), (scale,)
         )
 
-    def rms_norm(self, x: Tensor, weight: Tensor, out: Tensor, eps: float, offset: float = 0.0) -> None:
-        """`out = rms_norm(x)`; x, out `[T, H]` (may be one tensor), weight `[H]`."""
+    def rms_norm(self, x: Array, weight: Array, out: Array, eps: float, offset: float = 0.0) -> None:
+        """`out = rms_norm(x)`; x, out `[T, H]` (may be one array), weight `[H]`."""
         hidden = _f32("weight", weight, None).shape[0]
         capacity = min(_f32("x", x, None, hidden).shape[0], _f32("out", out, None, hidden).shape[0])
         self._append(Op.RMS_NORM, capacity, (x, None, weight, out, None), (hidden,), (eps, offset))
 
     def add_rms_norm(
         self,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        out: Tensor,
-        residual_out: Tensor,
+        x: Array,
+        residual: Array,
+        weight: Array,
+        out: Array,
+        residual_out: Array,
         eps: float,
         offset: float = 0.0,
     ) -> None:
         """`residual_out = x + residual; out = rms_norm(residual_out)`; all `[T, H]`, in place allowed."""
         hidden = _f32("weight", weight, None).shape[0]
         named = {"x": x, "residual": residual, "out": out, "residual_out": residual_out}
-        capacity = min(_f32(name, tensor, None, hidden).shape[0] for name, tensor in named.items())
+        capacity = min(_f32(name, array, None, hidden).shape[0] for name, array in named.items())
         self._append(Op.ADD_RMS_NORM, capacity, (x, residual, weight, out, residual_out), (hidden,), (eps, offset))
 
-    def add(self, x: Tensor, y: Tensor, out: Tensor) -> None:
+    def add(self, x: Array, y: Array, out: Array) -> None:
         """`out = x + y`; all `[T, H]`, in place allowed."""
         _f32("x", x, None, None)
         hidden = x.shape[1]
         capacity = min(x.shape[0], _f32("y", y, None, hidden).shape[0], _f32("out", out, None, hidden).shape[0])
         self._append(Op.ADD, capacity, (x, y, out), (hidden,))
 
-    def linear(self, x: Tensor, packed: PackedMatrix, bias: Tensor | None, out: Tensor, compute: str = "exact") -> None:
+    def linear(self, x: Array, packed: PackedMatrix, bias: Array | None, out: Array, compute: str = "exact") -> None:
         """`out = x · wᵀ + bias`; x `[T, K]`, packed `[N, K]`, bias `[N]` or None, out `[T, N]`.
 
         compute: `exact` in float32, or `int8`: x quantized on the fly, integer products
@@ -166,10 +167,10 @@ class CallList:
 
     def logits(
         self,
-        hidden: Tensor,
-        logits_rows: Tensor,
+        hidden: Array,
+        logits_rows: Array,
         packed: PackedMatrix,
-        out: Tensor,
+        out: Array,
         softcap: float | None = None,
         compute: str = "exact",
     ) -> None:
@@ -187,11 +188,11 @@ class CallList:
         self,
         op: Op,
         capacity: int,
-        x: Tensor,
+        x: Array,
         packed: PackedMatrix,
-        bias: Tensor | None,
-        out: Tensor,
-        row_index: Tensor | None,
+        bias: Array | None,
+        out: Array,
+        row_index: Array | None,
         softcap: float,
         compute: str,
     ) -> None:
@@ -208,8 +209,8 @@ class CallList:
         )
 
     def _quantize_rows(
-        self, x: Tensor, row_index: Tensor | None, packed: PackedMatrix, capacity: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, x: Array, row_index: Array | None, packed: PackedMatrix, capacity: int
+    ) -> tuple[Array, Array, Array]:
         """The call that quantizes x for a product with `packed`: codes, scales and sums, which the next call reads.
 
         They are scratch, which the next product of the same size overwrites.
@@ -217,28 +218,28 @@ class CallList:
         if not packed.holds_codes:
             raise ValueError("int8 compute needs a weight of 4 or 8 bits")
         group = packed.in_features // packed.groups
-        blocks = packed.groups * -(-group // BLOCK)
+        blocks = packed.groups * -(-group // _BLOCK)
         stride = packed.groups * -(-group // _STEP) * _STEP
         rows = -(-capacity // _ROW_UNIT) * _ROW_UNIT
-        sizes = ((torch.int8, rows * stride), (torch.float32, rows * blocks), (torch.int32, rows * blocks))
+        sizes = ((INT8, rows * stride), (FLOAT32, rows * blocks), (_INT32, rows * blocks))
         for dtype, count in sizes:
             if (dtype, count) not in self._scratch:
-                self._scratch[dtype, count] = torch.zeros(count, dtype=dtype)
+                self._scratch[dtype, count] = zeroed(count, dtype=dtype)
         codes, scale, total = (self._scratch[size] for size in sizes)
         made = (codes, scale, total)
         last = self._nodes[-1] if self._nodes and row_index is None else None
-        makes_x = last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.data_ptr()
+        makes_x = last is not None and last.op in _OUTPUT and last.p[_OUTPUT[last.op]] == x.ctypes.data
         if last is not None and makes_x and last.i[0] == packed.in_features:  # not a view of another width
-            for index, tensor in enumerate(made):  # it makes the codes of its rows while they are at hand
-                last.p[_AFTER + index] = tensor.data_ptr()
+            for index, array in enumerate(made):  # it makes the codes of its rows while they are at hand
+                last.p[_AFTER + index] = array.ctypes.data
             last.i[_AFTER] = packed.groups
-            self._tensors.extend(made)
+            self._arrays.extend(made)
             return made
         ints = (packed.in_features, packed.groups, x.shape[0], row_index is not None)
         self._append(Op.QUANTIZE_ROWS, capacity, (x, row_index, *made), ints)
         return made
 
-    def gated_act(self, gate_up: Tensor, out: Tensor, activation: str) -> None:
+    def gated_act(self, gate_up: Array, out: Array, activation: str) -> None:
         """`out = act(gate_up[:, :I]) * gate_up[:, I:]`; gate_up `[T, 2·I]`, out `[T, I]`; silu or gelu_tanh."""
         if activation not in ACTIVATIONS:
             raise ValueError(f"unknown activation {activation!r}: known are {', '.join(ACTIVATIONS)}")
@@ -248,20 +249,20 @@ class CallList:
 
     def qk_norm_rope_kv_write(
         self,
-        qkv: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
+        qkv: Array,
+        positions: Array,
+        slot_mapping: Array,
+        cos: Array,
+        sin: Array,
+        q_norm: Array | None,
+        k_norm: Array | None,
         eps: float,
         offset: float,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-        q_out: Tensor,
+        k_cache: Array,
+        v_cache: Array,
+        k_scale: Array | None,
+        v_scale: Array | None,
+        q_out: Array,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
@@ -305,15 +306,15 @@ class CallList:
 
     def paged_attention(
         self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
-        block_table: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        out: Tensor,
+        q: Array,
+        k_cache: Array,
+        v_cache: Array,
+        k_scale: Array | None,
+        v_scale: Array | None,
+        block_table: Array,
+        query_start_loc: Array,
+        seq_lens: Array,
+        out: Array,
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
@@ -386,10 +387,10 @@ class CallList:
 
 
 def _check_cache(
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
+    k_cache: Array,
+    v_cache: Array,
+    k_scale: Array | None,
+    v_scale: Array | None,
     num_kv_heads: int,
     head_dim: int,
     cache_format: str,
@@ -397,7 +398,7 @@ def _check_cache(
     if cache_format not in CACHE_FORMATS:
         raise ValueError(f"unknown KV cache format {cache_format!r}: known are {', '.join(CACHE_FORMATS)}")
     kind = CACHE_FORMATS[cache_format]
-    _check("k_cache", k_cache, (getattr(torch, kind.dtype),), None, num_kv_heads, None, kind.cell(head_dim))
+    _check("k_cache", k_cache, (dtype_of(kind.dtype),), None, num_kv_heads, None, kind.cell(head_dim))
     _check("v_cache", v_cache, (k_cache.dtype,), *k_cache.shape)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if kind.scaled and scale is None:

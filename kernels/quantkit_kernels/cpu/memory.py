@@ -6,25 +6,28 @@ hardware's prefetcher every 4 KiB; huge pages read two to three times as fast.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 import threading
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from quantkit_kernels.arrays import Array
 
 _HUGE = 2 << 20
 _CHUNK = 8 * _HUGE
 _ALIGN = 64
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 def _mapping(nbytes: int) -> mmap.mmap:
     """Zeroed private memory of whole huge pages, which the kernel is asked to back with huge pages."""
     size = -(-nbytes // _HUGE) * _HUGE
-    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region = mmap.mmap(-1, size, flags=_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             region.madvise(mmap.MADV_HUGEPAGE)
@@ -34,20 +37,20 @@ def _mapping(nbytes: int) -> mmap.mmap:
 
 
 class _Pool:
-    """Small pieces share a chunk of huge pages; a chunk goes when the last tensor in it goes."""
+    """Small pieces share a chunk of huge pages; a chunk goes when the last array in it goes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunk: mmap.mmap | None = None
         self._used = 0
 
-    def take(self, nbytes: int) -> Tensor:
+    def take(self, nbytes: int) -> Array:
         if nbytes >= _CHUNK // 2:
-            return torch.frombuffer(_mapping(nbytes), dtype=torch.uint8, count=nbytes)
+            return np.frombuffer(_mapping(nbytes), np.uint8, nbytes)
         with self._lock:
             if self._chunk is None or self._used + nbytes > _CHUNK:
                 self._chunk, self._used = _mapping(_CHUNK), 0
-            piece = torch.frombuffer(self._chunk, dtype=torch.uint8, count=nbytes, offset=self._used)
+            piece = np.frombuffer(self._chunk, np.uint8, nbytes, self._used)
             self._used += -(-nbytes // _ALIGN) * _ALIGN
         return piece
 
@@ -55,26 +58,33 @@ class _Pool:
 _pool = _Pool()
 
 
-def streamed_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A contiguous CPU tensor on huge pages, 64-byte aligned and zeroed (its memory is never used twice)."""
-    size = torch.Size(shape)
-    nbytes = size.numel() * dtype.itemsize
-    return _pool.take(nbytes).view(dtype).view(size) if nbytes else torch.empty(size, dtype=dtype)
-
-
 class Allocate(Protocol):
-    """Where a kernel's large tensors come from: `streamed_tensor`, or a `Spill`'s."""
+    """Where a kernel's arrays come from: `zeroed`, `streamed`, or a `Spill`'s."""
 
-    def __call__(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A contiguous, zeroed CPU tensor."""
+    def __call__(self, *shape: int, dtype: np.dtype[Any]) -> Array:
+        """A contiguous, zeroed array, 64-byte aligned."""
         ...
 
 
+def zeroed(*shape: int, dtype: np.dtype[Any]) -> Array:
+    """An array on pages of its own, which take memory once they are written to and go back when the array goes."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return np.empty(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=_PRIVATE), dtype).reshape(shape)
+
+
+def streamed(*shape: int, dtype: np.dtype[Any]) -> Array:
+    """An array on huge pages."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return _pool.take(nbytes).view(dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
+
+
 class Spill:
-    """Tensors in a file of `folder` that has no name: shared mappings, which the kernel may write out and drop.
+    """Arrays in a file of `folder` that has no name: shared mappings, which the kernel may write out and drop.
 
     For models that are run once and shall not count as anonymous memory. The disk's blocks are freed with the last
-    tensor, whatever ends the process. Mappings double in size up to 1 GiB and are shared by tensors: each holds a file
+    array, whatever ends the process. Mappings double in size up to 1 GiB and are shared by arrays: each holds a file
     descriptor, of which there are few. OSError when the disk has no room.
     """
 
@@ -85,17 +95,17 @@ class Spill:
         self._used = self._size = 0
         self._next = _CHUNK
 
-    def tensor(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A contiguous CPU tensor of its own, zeroed, 64-byte aligned, in the file."""
-        size = torch.Size(shape)
-        nbytes = size.numel() * dtype.itemsize
+    def array(self, *shape: int, dtype: np.dtype[Any]) -> Array:
+        """An array of its own in the file, as `Allocate` says."""
+        nbytes = math.prod(shape) * dtype.itemsize
         if not nbytes:
-            return torch.empty(size, dtype=dtype)
+            return np.empty(shape, dtype)
         if self._region is None or self._used + nbytes > self._size:
             self._map(nbytes)
-        piece = torch.frombuffer(self._region, dtype=torch.uint8, count=nbytes, offset=self._used)
+        assert self._region is not None
+        piece = np.frombuffer(self._region, np.uint8, nbytes, self._used)
         self._used += -(-nbytes // _ALIGN) * _ALIGN
-        return piece.view(dtype).view(size)
+        return piece.view(dtype).reshape(shape)
 
     def _map(self, nbytes: int) -> None:
         """Another region of at least `nbytes` behind those there are."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from quantkit_kernels.arrays import BFLOAT16, Array, cast
 from quantkit_kernels.cpu.library import library
-from quantkit_kernels.cpu.memory import Allocate, streamed_tensor
+from quantkit_kernels.cpu.memory import Allocate, streamed
 
 PANEL = 32
-DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-"""Dtype numbers of the C ABI; 4 is int4, which torch has no type for."""
+INT8, FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
+FLOATS = (FLOAT32, np.dtype(np.float16), BFLOAT16)
+DTYPE_CODES: dict[np.dtype[Any], int] = dict(zip((*FLOATS, INT8), range(4), strict=True))
+"""Dtype numbers of the C ABI; 4 is int4, which numpy has no type for."""
 INT4 = 4
 _MOST_ZERO = 120  # so that a 4-bit code less its zero point is a byte
 
@@ -21,9 +24,9 @@ _MOST_ZERO = 120  # so that a 4-bit code less its zero point is a byte
 class PackedMatrix:
     """A `[N, K]` weight in panels; scale and zero are `[ceil(N / 32), G, 32]` or None. w = (code - zero)·scale."""
 
-    data: Tensor
-    scale: Tensor | None
-    zero: Tensor | None
+    data: Array
+    scale: Array | None
+    zero: Array | None
     dtype: int
     out_features: int
     in_features: int
@@ -32,7 +35,7 @@ class PackedMatrix:
     @property
     def holds_codes(self) -> bool:
         """Whether the weight is quantized, so that its products may be taken in integers."""
-        return self.dtype in (INT4, DTYPE_CODES[torch.int8])
+        return self.dtype in (INT4, DTYPE_CODES[INT8])
 
     @property
     def nbytes(self) -> int:
@@ -40,48 +43,50 @@ class PackedMatrix:
         return sum(part.nbytes for part in (self.data, self.scale, self.zero) if part is not None)
 
 
-def _panels(values: Tensor) -> Tensor:
+def _panels(values: Array) -> Array:
     """`[N, G]` to `[ceil(N / 32), G, 32]`, padded with zeros."""
     rows, groups = values.shape
-    padded = values.new_zeros(-(-rows // PANEL) * PANEL, groups)
+    padded = np.zeros((-(-rows // PANEL) * PANEL, groups), values.dtype)
     padded[:rows] = values
-    return padded.view(-1, PANEL, groups).transpose(1, 2).contiguous()
+    return np.ascontiguousarray(padded.reshape(-1, PANEL, groups).swapaxes(1, 2))
 
 
-def _narrowed(scale: Tensor) -> Tensor:
+def _narrowed(scale: Array) -> Array:
     """The scales in 16 bits where that loses nothing, else in float32."""
-    for dtype in (torch.float16, torch.bfloat16):
-        short = scale.to(dtype)
-        if torch.equal(short.to(torch.float32), scale):
+    for dtype in FLOATS[1:]:
+        short = cast(scale, dtype)
+        if np.array_equal(cast(short, FLOAT32), scale):
             return short
     return scale
 
 
-def _checked_groups(weight: Tensor, bits: int, scale: Tensor | None, zero: Tensor | None) -> int:
+def _checked_groups(weight: Array, bits: int, scale: Array | None, zero: Array | None) -> int:
     rows, columns = weight.shape
-    if weight.dtype != torch.int8 or scale is None:
+    if weight.dtype != INT8 or scale is None:
         raise ValueError(f"a {bits}-bit weight is int8 codes [N, K] with a scale [N, G], not {weight.dtype}")
     if scale.ndim != 2 or scale.shape[0] != rows or scale.shape[1] == 0 or columns % scale.shape[1]:
         raise ValueError(f"scale {list(scale.shape)} does not divide a weight {list(weight.shape)} into groups")
-    if zero is not None and bits == 4 and zero.numel() and int(zero.to(torch.int16).abs().max()) > _MOST_ZERO:
+    if zero is not None and bits == 4 and zero.size and int(np.abs(zero.astype(np.int16)).max()) > _MOST_ZERO:
         raise ValueError(f"zero points of 4-bit codes lie within -{_MOST_ZERO}..{_MOST_ZERO}")
     if zero is not None and zero.shape != scale.shape:
         raise ValueError(f"zero {list(zero.shape)} has not the shape of scale {list(scale.shape)}")
     return int(scale.shape[1])
 
 
-def placed(tensor: Tensor, allocate: Allocate) -> Tensor:
-    """A contiguous copy of `tensor` where `allocate` puts it."""
-    return allocate(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
+def placed(array: Array, allocate: Allocate) -> Array:
+    """A contiguous copy of `array` where `allocate` puts it."""
+    copy = allocate(*array.shape, dtype=array.dtype)
+    copy[...] = array
+    return copy
 
 
 def pack_matrix(
-    weight: Tensor,
+    weight: Array,
     *,
     bits: int = 16,
-    scale: Tensor | None = None,
-    zero: Tensor | None = None,
-    allocate: Allocate = streamed_tensor,
+    scale: Array | None = None,
+    zero: Array | None = None,
+    allocate: Allocate = streamed,
 ) -> PackedMatrix:
     """Pack a weight for `CallList.linear` and `CallList.logits`.
 
@@ -94,22 +99,22 @@ def pack_matrix(
         raise ValueError(f"a weight is [N, K], not {list(weight.shape)}")
     if bits in (4, 8):
         groups = _checked_groups(weight, bits, scale, zero)
-        code = INT4 if bits == 4 else DTYPE_CODES[torch.int8]
+        code = INT4 if bits == 4 else DTYPE_CODES[INT8]
     elif bits in (16, 32):
-        if not weight.is_floating_point() or weight.dtype not in DTYPE_CODES or scale is not None or zero is not None:
+        if weight.dtype not in FLOATS or scale is not None or zero is not None:
             raise ValueError(f"a {bits}-bit weight is float32, float16 or bfloat16 without scales, not {weight.dtype}")
-        weight = weight.to(torch.float32) if bits == 32 else weight
+        weight = cast(weight, FLOAT32) if bits == 32 else weight
         groups, code = 1, DTYPE_CODES[weight.dtype]
     else:
         raise ValueError(f"weights of {bits} bits are not supported: 4, 8, 16 and 32 are")
-    source = weight.detach().contiguous()
+    source = np.ascontiguousarray(weight)
     rows, columns = source.shape
-    data = allocate(library().qk_packed_bytes(code, rows, columns, groups), dtype=torch.uint8)
-    library().qk_pack(code, source.data_ptr(), rows, columns, groups, data.data_ptr())
+    data = allocate(library().qk_packed_bytes(code, rows, columns, groups), dtype=np.dtype(np.uint8))
+    library().qk_pack(code, source.ctypes.data, rows, columns, groups, data.ctypes.data)
     return PackedMatrix(
         data=data,
-        scale=None if scale is None else placed(_narrowed(_panels(scale.detach().to(torch.float32))), allocate),
-        zero=None if zero is None else placed(_panels(zero.to(torch.int8)), allocate),
+        scale=None if scale is None else placed(_narrowed(_panels(cast(scale, FLOAT32))), allocate),
+        zero=None if zero is None else placed(_panels(cast(zero, INT8)), allocate),
         dtype=code,
         out_features=rows,
         in_features=columns,

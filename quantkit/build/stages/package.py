@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from quantkit import __version__
 from quantkit.artifact.manifest import Manifest
 from quantkit.artifact.write import write_payload
@@ -25,6 +23,7 @@ from quantkit.formats.matrix import QuantizedMatrix
 from quantkit.formats.schemes import SCHEMES
 from quantkit.models.source_weights import SourceWeights
 from quantkit.program.ir import Program
+from quantkit_kernels.arrays import Array
 
 
 def sealed_recipe(context: Context) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def _run(context: Context, needs: Mapping[str, Path], folder: Path, progress: Pr
 
 def _weights(
     context: Context, program: Program, needs: Mapping[str, Path], progress: Progress
-) -> Iterator[tuple[Any, Tensor | QuantizedMatrix]]:
+) -> Iterator[tuple[Any, Array | QuantizedMatrix]]:
     source, cache_scales = SourceWeights(context.source), scales_of_cache(context, needs["calibrate"])
     for done, weight in enumerate(program.weights.values()):
         progress.step(done, len(program.weights), weight.name)

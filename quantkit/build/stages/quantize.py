@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from quantkit.build.context import Context, Outline
@@ -31,6 +31,7 @@ from quantkit.quantize.gptq import Damped, gptq
 from quantkit.quantize.kv import kv_scales
 from quantkit.quantize.rtn import rtn
 from quantkit.quantize.sequential import LayerWalk
+from quantkit_kernels.arrays import Array
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 MOST_FALLBACKS = 0.02
@@ -40,7 +41,7 @@ _WORK = "work"
 
 def read_group(folder: Path, group: str, scheme: str) -> QuantizedMatrix:
     """One group's quantized matrix, from the stage's folder."""
-    with safe_open(folder / _file_of(group), framework="pt") as file:
+    with safe_open(folder / _file_of(group), framework="numpy") as file:
         held = set(file.keys())
         codes, scale = file.get_tensor(f"{group}.codes"), file.get_tensor(f"{group}.scale")
         zero = file.get_tensor(f"{group}.zero") if f"{group}.zero" in held else None
@@ -52,7 +53,7 @@ def head_is_stored(outline: Outline) -> bool:
     return SCHEMES[outline.decisions.head].quantized and not Sizes.of(outline.program).tied
 
 
-def scales_of_cache(context: Context, calibrated: Path) -> dict[str, Tensor]:
+def scales_of_cache(context: Context, calibrated: Path) -> dict[str, Array]:
     """Scales float32 `[Hkv, D]` by weight name, of a quantized cache; none for a float one."""
     section = context.loaded.recipe.kv_cache
     if not CACHE_FORMATS[section.format].scaled:
@@ -141,7 +142,7 @@ def _quantize_layer(
     found: dict[str, Damped] = {}
     for group, scheme in schemes.items():
         made[group], found[group] = gptq(
-            SourceWeights(context.source).load(groups[group]),
+            SourceWeights(context.source).tensor(groups[group]),
             hessians[group],
             SCHEMES[scheme],
             scale_dtype=stored_scale_type(context),
@@ -189,7 +190,7 @@ def _save_missing(folder: Path, schemes: Mapping[str, str], context: Context) ->
 def _by_rtn(context: Context, schemes: Mapping[str, str]) -> Iterator[tuple[str, QuantizedMatrix]]:
     search, groups = context.loaded.recipe.quantization.scale_search, context.program.groups()
     for group, scheme in schemes.items():
-        matrix = SourceWeights(context.source).load(groups[group])
+        matrix = SourceWeights(context.source).tensor(groups[group])
         yield (
             group,
             rtn(matrix, SCHEMES[scheme], search=search, scale_dtype=stored_scale_type(context), where=group),
@@ -197,7 +198,7 @@ def _by_rtn(context: Context, schemes: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def _save(path: Path, matrices: Mapping[str, QuantizedMatrix]) -> None:
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Array] = {}
     for group, quantized in matrices.items():
         tensors |= {f"{group}.codes": quantized.codes, f"{group}.scale": quantized.scale}
         if quantized.zero is not None:

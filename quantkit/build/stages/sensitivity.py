@@ -10,8 +10,9 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from quantkit.build.context import Context, Outline
@@ -59,9 +60,9 @@ def layers(context: Context) -> dict[int, list[str]]:
     return by_layer
 
 
-def stored_scale_type(context: Context) -> torch.dtype:
+def stored_scale_type(context: Context) -> np.dtype[Any]:
     """The 16-bit type that scales are stored in."""
-    return scale_dtype(getattr(torch, context.program.source_dtype))
+    return scale_dtype(context.program.source_dtype)
 
 
 def method(outline: Outline) -> str:
@@ -73,7 +74,7 @@ def method(outline: Outline) -> str:
 def rounded(context: Context, weight: Weight, scheme: str, matrix: Tensor | None = None) -> QuantizedMatrix:
     """A group's matrix (read where not given) rounded to a scheme, as schemes are compared."""
     return rtn(
-        SourceWeights(context.source).load(weight) if matrix is None else matrix,
+        SourceWeights(context.source).tensor(weight) if matrix is None else matrix,
         SCHEMES[scheme],
         search=context.loaded.recipe.quantization.scale_search,
         scale_dtype=stored_scale_type(context),
@@ -150,7 +151,7 @@ def _options_of(context: Context, weight: Weight, price: Price | None) -> list[O
     for name in allowed:
         sensitivity = 0.0
         if name != UNQUANTIZED and len(allowed) > 1 and price is not None:
-            matrix = SourceWeights(context.source).load(weight) if matrix is None else matrix
+            matrix = SourceWeights(context.source).tensor(weight) if matrix is None else matrix
             sensitivity = price(matrix, rounded(context, weight, name, matrix))
         row.append(Option(name, sensitivity, group_bits(weight, SCHEMES[name]) / count, count))
     return row

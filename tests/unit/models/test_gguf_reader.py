@@ -159,7 +159,7 @@ def test_scaled_ropes_survive(rope: dict[str, float], metadata: dict[str, float]
 def llama3_factors(theta: float, head_dim: int, **params: float) -> np.ndarray:
     plain, _ = inverse_frequencies(RopeSpec("default", theta, head_dim), 1)
     scaled, _ = inverse_frequencies(RopeSpec("llama3", theta, head_dim, params), 1)
-    return (plain / scaled).numpy()
+    return plain / scaled
 
 
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

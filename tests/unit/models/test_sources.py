@@ -67,7 +67,7 @@ def test_weights_come_as_the_program_asks_for_them(folder: Path) -> None:
     source = open_source(str(folder))
     stored = load_file(folder / "model.safetensors")
     weights = {weight.name: weight for weight in fuse(build_program(source.spec)).weights.values()}
-    loaded = {name: SourceWeights(source).load(weight) for name, weight in weights.items()}
+    loaded = {name: SourceWeights(source).tensor(weight) for name, weight in weights.items()}
     for name, weight in weights.items():
         assert tuple(loaded[name].shape) == weight.shape
         assert loaded[name].dtype == (torch.float32 if weight.kind == "vector" else torch.float16)
