@@ -107,6 +107,17 @@ def test_a_hung_engine_is_not_ready_and_is_replaced(mortal):
     assert mortal.engine().pid != first.pid
 
 
+def test_tokenizing_for_many_callers_at_once_starts_no_more_threads(mortal):
+    front = psutil.Process(mortal.process.pid)
+    with ThreadPoolExecutor(16) as pool, mortal.client() as client:
+        assert client.post(CHAT, json=body()).status_code == 200
+        before = front.num_threads()
+        message = {"role": "user", "content": "hello " * 200_000}  # long enough that several are tokenized side by side
+        answers = pool.map(lambda _: client.post(CHAT, json=body(messages=[message])).status_code, range(48))
+        assert set(answers) == {400}
+        assert front.num_threads() <= before + 1  # of two, one may not have had anything to do before
+
+
 def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(slow):
     with Server(slow, *OPTIONS) as server, server.client() as client:
         streaming = Stream(server, 300)
