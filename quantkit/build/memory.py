@@ -9,19 +9,24 @@ from types import TracebackType
 
 
 def anonymous_bytes(pid: int | None = None) -> int:
-    """Anonymous resident bytes (RssAnon) of a process and all its descendants; 0 for one that is gone."""
-    total, pending = 0, [pid or os.getpid()]
+    """Anonymous resident bytes (RssAnon) of a process and all its descendants; 0 for one that is gone.
+
+    A child that is being started still has its parent's memory, all of it: such a one, told by an address space of the
+    same size, is left out.
+    """
+    total, pending = 0, [(pid or os.getpid(), 0)]
     while pending:
-        folder = Path("/proc") / str(pending.pop())
+        process, parents_size = pending.pop()
+        folder = Path("/proc") / str(process)
         try:
-            status = (folder / "status").read_text()
+            status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+            size, resident = (int(status[name].split()[0]) for name in ("VmSize", "RssAnon"))
             for task in (folder / "task").iterdir():
-                pending += map(int, (task / "children").read_text().split())
-        except (OSError, ValueError):
+                pending += [(int(child), size) for child in (task / "children").read_text().split()]
+        except (OSError, ValueError, KeyError):  # gone, or gone but for its exit code
             continue
-        for line in status.splitlines():
-            if line.startswith("RssAnon:"):
-                total += int(line.split()[1]) * 1024
+        if size != parents_size:
+            total += resident * 1024
     return total
 
 

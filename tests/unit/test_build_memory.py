@@ -34,6 +34,26 @@ def test_children_count() -> None:
     assert held >= base + SIZE * 0.9
 
 
+def test_a_child_that_has_only_its_parents_memory_yet_does_not_count_again() -> None:
+    code = f"""
+import os
+block, (gate, opener) = bytearray(b"x") * {SIZE}, os.pipe()
+if not os.fork():
+    os.read(gate, 1)
+    os._exit(0)
+print("held", flush=True)
+input()
+os.write(opener, b"x")
+os.wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    held = anonymous_bytes(parent.pid)
+    parent.communicate("\n")
+    assert SIZE * 0.9 <= held < SIZE * 1.5
+
+
 def test_pages_of_a_file_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * SIZE)
