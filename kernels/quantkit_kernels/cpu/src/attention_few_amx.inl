@@ -26,7 +26,8 @@ QK_INLINE void four_columns(const int32_t* sums, __m512i* columns) {
 }
 
 // Lines of the next tile, asked for a few at a time between the work on this one: left to itself the processor fetches
-// nothing while it computes, and all at once they would hold up what is read now.
+// nothing while it computes, and all at once they would hold up what is read now. How many where is spread so that three
+// heads of 64 channels, 384 lines, are all asked for.
 struct Ahead {
     const char* pieces[2 * kMostHeads * kKvTile / 16];  // keys and values of 16 positions and a head
     int count = 0, piece = 0, line = 0, lines = 0;      // pieces; the next line; lines of a piece
