@@ -150,6 +150,13 @@ inline void fetch_tile(const AttentionArgs& a, const Item& item, int start, int 
     }
 }
 
+// What paths that take one KV head at a time share.
+struct OneHead {
+    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
+    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
+};
+
 }  // namespace
 
 #include "attention_codes.inl"
@@ -164,13 +171,10 @@ inline void fetch_tile(const AttentionArgs& a, const Item& item, int start, int 
 namespace {
 
 #ifndef QK_BASE
-struct FloatPath {
-    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+struct FloatPath : OneHead {
     static int tiles(const Item&) { return 1; }
     static void open(const AttentionArgs&, const AttentionScratch&, const Item&) {}
     static void query(const AttentionArgs&, const AttentionScratch& s, const Item&, int r) { s.unit[r] = 1.0f; }
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
-    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int) {
         float_scores(a, s, tile, item.rows);
     }

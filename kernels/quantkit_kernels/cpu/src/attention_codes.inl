@@ -193,15 +193,12 @@ inline void add_code_values(const AttentionArgs& a, const AttentionScratch& s, c
 }
 
 // Everything of a tile, for the sets without matrix tiles.
-struct CodePath {
-    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
+struct CodePath : OneHead {
     static int tiles(const Item& item) { return item.rows <= kFewRows ? kTilesAtOnce : 1; }
     static void open(const AttentionArgs&, const AttentionScratch&, const Item&) {}
     static void query(const AttentionArgs& a, const AttentionScratch& s, const Item&, int r) {
         s.unit[r] = quantize_query(s.q + r * s.ld, a.head_dim, s.codes + r * s.ldc);
     }
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
-    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
         code_scores(a, s, tile, at, item.rows);
     }

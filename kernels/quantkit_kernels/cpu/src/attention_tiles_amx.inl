@@ -97,13 +97,12 @@ QK_MULTIPLY_PLANES(value_planes_even, 0, 1, _tile_dpbusd)
 QK_MULTIPLY_PLANES(value_planes_odd, 2, 3, _tile_dpbusd)
 #undef QK_MULTIPLY_PLANES
 
-struct TilePath {
+struct TilePath : OneHead {
     // Two planes of bytes, high then low: q [padded rows][ldc], signed, high · 128 + low; and weights [padded rows][kKvTile],
     // unsigned, high · 256 + low.
     static int8_t* query_bytes(const AttentionScratch& s) { return reinterpret_cast<int8_t*>(s.codes); }
     static uint8_t* weight_bytes(const AttentionScratch& s) { return reinterpret_cast<uint8_t*>(s.weights); }
 
-    static int heads(const AttentionArgs&, const Plan&, int) { return 1; }
     static int tiles(const Item&) { return 1; }
 
     static void open(const AttentionArgs&, const AttentionScratch&, const Item& item) {
@@ -145,8 +144,6 @@ struct TilePath {
         }
     }
 
-    static void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) { fetch_tile(a, item, start, end, cell); }
-    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) { locate(a, item.table, item.kv_head, start, tile); }
 
     static void scores(const AttentionArgs& a, const AttentionScratch& s, const Item& item, const KvTile& tile, int at) {
         const int rows = item.rows;
