@@ -164,8 +164,13 @@ struct OneHead {
 #include "attention_floats.inl"
 #endif
 #if defined(__AMX_INT8__)
+#include "attention_few.inl"
 #include "attention_tiles_amx.inl"
 #include "attention_few_amx.inl"
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#include "attention_few.inl"
+#include "attention_few_avx2.inl"
+#define QK_FEW_CODES 1
 #endif
 
 namespace {
@@ -339,11 +344,15 @@ void paged_attention(const Task& task) {
 #ifndef QK_BASE
     if (a.cache_dtype != kI8) return attend<FloatPath>(a, task);
 #endif
+    [[maybe_unused]] const int64_t tile = task.chunk / a.num_kv_heads / most(1, task.plan->splits);
+    [[maybe_unused]] const bool few = a.group() * task.plan->tiles[tile].count <= kFewRows;
 #if defined(__AMX_INT8__)
-    const int64_t tile = task.chunk / a.num_kv_heads / most(1, task.plan->splits);
-    if (a.group() * task.plan->tiles[tile].count <= kFewRows) attend<FewTilePath>(a, task);
+    if (few) attend<FewTilePath>(a, task);
     else attend<TilePath>(a, task);
 #else
+#ifdef QK_FEW_CODES
+    if (few && FewCodePath::direct(a)) return attend<FewCodePath>(a, task);
+#endif
     attend<CodePath>(a, task);
 #endif
 }

@@ -25,43 +25,13 @@ QK_INLINE void four_columns(const int32_t* sums, __m512i* columns) {
     columns[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-// Lines of the next tile, asked for a few at a time between the work on this one: left to itself the processor fetches
-// nothing while it computes, and all at once they would hold up what is read now. How many where is spread so that three
-// heads of 64 channels, 384 lines, are all asked for.
-struct Ahead {
-    const char* pieces[2 * kMostHeads * kKvTile / 16];  // keys and values of 16 positions and a head
-    int count = 0, piece = 0, line = 0, lines = 0;      // pieces; the next line; lines of a piece
-
-    QK_INLINE void some(int n) {
-        for (; n > 0 && piece < count; --n) {
-            __builtin_prefetch(pieces[piece] + 64 * line, 0, 1);
-            if (++line < lines) continue;
-            line = 0;
-            ++piece;
-        }
-    }
-};
-
-struct FewTilePath {
-    Ahead ahead;
-
-    // KV heads an item takes along: as many as fit, and as equal a number an item as can be.
-    static int heads(const AttentionArgs& a, const Plan& plan, int queries) {
-        const int fit = most(1, least(plan.most_heads, a.queries() / queries));
-        const int items = (a.num_kv_heads + fit - 1) / fit;
-        return (a.num_kv_heads + items - 1) / items;
-    }
-    static int tiles(const Item& item) { return item.heads > 1 ? 1 : kTilesAtOnce; }
-
+struct FewTilePath : FewHeads<64> {
     // Columns of a head's queries [channels / 4][16][4 bytes]: the high planes, then from kFewRows the low ones.
     static int8_t* query_columns(const AttentionScratch& s, int head) { return reinterpret_cast<int8_t*>(s.codes) + head * s.ldc * 16; }
     // Weights [2 · head_rows][kKvTile] of a head's rows, which begin at `row` of all: the high planes, then the low ones.
     static uint8_t* weight_rows(const AttentionScratch& s, int row) { return reinterpret_cast<uint8_t*>(s.weights) + row * 2 * kKvTile; }
     // A head's values of a tile, [ldc / 64][4][positions / 4][16]; there is room for kMostHeads.
     static uint32_t* held_values(const AttentionScratch& s, int head) { return reinterpret_cast<uint32_t*>(s.values) + head * s.ldc * 16; }
-    // Whether tiles can be loaded from where the cache has them: 16 positions lie in one block, rows are whole.
-    static bool direct(const AttentionArgs& a) { return a.block_size % 16 == 0 && a.head_dim % 64 == 0; }
-    static int64_t head_bytes(const AttentionArgs& a) { return static_cast<int64_t>(a.block_size) * a.head_dim; }
 
     static void open(const AttentionArgs&, const AttentionScratch&, const Item& item) {
         TileShape shape;  // 0, 1: sums of values; 2, 3: of scores; 4: weights; 5, 6: keys or values; 7: queries
@@ -88,23 +58,6 @@ struct FewTilePath {
                 std::memcpy(column + kFewRows * 4, low + 4 * word, 4);
             }
         }
-    }
-
-    void fetch(const AttentionArgs& a, const Item& item, int start, int end, int64_t cell) {
-        if (!direct(a)) return fetch_tile(a, item, start, end, cell);
-        ahead = {};
-        ahead.lines = a.head_dim / 4;
-        for (int side = 0; side < 2; ++side) {
-            const void* cache = side ? a.v_cache : a.k_cache;
-            for (int at = start; at < least(end, start + kKvTile); at += 16) {
-                const char* first = static_cast<const char*>(cache) + offset_of(a, item.table, item.kv_head, at, cell);
-                for (int h = 0; h < item.heads; ++h) ahead.pieces[ahead.count++] = first + h * head_bytes(a);
-            }
-        }
-    }
-    static void place(const AttentionArgs& a, const Item& item, int start, KvTile* tile) {
-        if (!direct(a)) return locate(a, item.table, item.kv_head, start, tile);
-        for (int j = tile->lo / 16 * 16; j < tile->hi; j += 16) tile->offsets[j] = offset_of(a, item.table, item.kv_head, start + j, tile->cell);
     }
 
     // Sums of the products of 16 positions' keys with a head's queries, [16 positions][16 columns], in tiles Sums and Keys.

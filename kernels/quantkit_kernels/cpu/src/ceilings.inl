@@ -86,11 +86,13 @@ double dot_loop(int bits, int group, int64_t iterations) {
 
 template <class Codes>
 double dots(int group, int64_t iterations) {
-    constexpr int M = kWide ? 12 : 4, C = kWide ? 2 : 1;
-    alignas(64) uint32_t weights[kCeilingDepth / Codes::kChannels * kPanel];
-    alignas(64) int8_t x[M * kCeilingDepth];
-    std::memset(weights, 0x33, sizeof weights);
-    std::memset(x, 5, sizeof x);
+    constexpr int M = Codes::kRows, C = Codes::kOutputs, kChannels = 4 * Codes::kParts;
+    alignas(64) uint32_t words[kCeilingDepth / kChannels * kPanel];
+    alignas(64) int8_t codes[M * kCeilingDepth];
+    std::memset(words, 0x33, sizeof words);
+    std::memset(codes, 5, sizeof codes);
+    const int8_t* x[M];
+    for (int m = 0; m < M; ++m) x[m] = codes + m * kCeilingDepth;
     F total[M][C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
@@ -98,31 +100,16 @@ double dots(int group, int64_t iterations) {
     float scale = 1e-3f, x_scale = 1e-3f;
     for (int64_t i = 0; i < iterations; ++i) {
         __asm__ volatile("" : "+m"(scale), "+m"(x_scale));
-        for (int k = 0; k < kCeilingDepth;) {
+        for (int k = 0; k < kCeilingDepth; k += group) {
+            const uint32_t* weights[C];
+            for (int c = 0; c < C; ++c) weights[c] = words + k / kChannels * kPanel + c * W;
             typename Codes::Sum sum[M][C];
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
                 for (int c = 0; c < C; ++c) sum[m][c].clear();
             }
-            for (const int end = k + group; k < end;) {
-                const int stop = least(end, k + least(kBlock, Codes::kFlush * Codes::kChannels));
-                for (; k < stop; k += Codes::kChannels) {
-                    typename Codes::Word w[C];
-#pragma GCC unroll 16
-                    for (int c = 0; c < C; ++c) w[c] = Codes::open(Simd::load_words(weights + k / Codes::kChannels * kPanel + c * W));
-#pragma GCC unroll 16
-                    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                        for (int c = 0; c < C; ++c) Codes::dot(sum[m][c], w[c], x + m * kCeilingDepth + k);
-                    }
-                }
-#pragma GCC unroll 16
-                for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                    for (int c = 0; c < C; ++c) sum[m][c].flush();
-                }
-            }
+            add_products<Codes>(group, weights, x, k, sum);
             const F factor = Simd::mul(Simd::set(scale), Simd::set(x_scale));
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {

@@ -6,20 +6,87 @@
 
 namespace {
 
+constexpr int kAhead = 256, kLineWords = 16;  // words between what is read and what is asked for; of a cache line
+
+// A word's channels are taken in kParts steps of four: all rows and outputs take one before the next, so that few
+// registers hold opened weights.
 struct Codes4 {
-    static constexpr int kChannels = 8, kBias = Simd::kBias4, kFlush = Simd::kFlush4, kRows = kWide ? 12 : 6;
+    static constexpr int kParts = 2, kBias = Simd::kBias4, kFlush = Simd::kFlush4, kRows = kWide ? 12 : 5, kOutputs = 2;
     using Sum = Simd::Sum4;
-    using Word = Simd::Word4;
-    static Word open(Words v) { return Simd::open4(v); }
-    static void dot(Sum& sum, const Word& w, const int8_t* x) { Simd::dot4(sum, w, x); }
+    template <int P>
+    static auto open(Words v) {
+        return Simd::open4<P>(v);
+    }
+    template <bool kFirst, class Word>
+    static void dot(Sum& sum, const Word& w, const int8_t* x) {
+        Simd::dot4<kFirst>(sum, w, x);
+    }
 };
 struct Codes8 {
-    static constexpr int kChannels = 4, kBias = Simd::kBias8, kFlush = Simd::kFlush8, kRows = kWide ? 12 : 4;
+    static constexpr int kParts = 1, kBias = Simd::kBias8, kFlush = Simd::kFlush8, kRows = kWide ? 12 : 5, kOutputs = kWide ? 2 : 1;
     using Sum = Simd::Sum8;
-    using Word = Simd::Word8;
-    static Word open(Words v) { return Simd::open8(v); }
-    static void dot(Sum& sum, const Word& w, const int8_t* x) { Simd::dot8(sum, w, x); }
+    template <int>
+    static auto open(Words v) {
+        return Simd::open8(v);
+    }
+    template <bool kFirst, class Word>
+    static void dot(Sum& sum, const Word& w, const int8_t* x) {
+        Simd::dot8<kFirst>(sum, w, x);
+    }
 };
+
+// Adds four channels of M rows from k on, in C vectors of outputs.
+template <class Codes, int P, bool kFirst, int M, int C>
+QK_INLINE void add_part(const uint32_t* const (&weights)[C], int64_t at, const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
+    decltype(Codes::template open<P>(Words{})) w[C];
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) w[c] = Codes::template open<P>(Simd::load_words(weights[c] + at));
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) Codes::template dot<kFirst>(sum[m][c], w[c], x[m] + k);
+    }
+}
+
+template <class Codes, bool kFirst, int M, int C>
+QK_INLINE void add_word(const uint32_t* const (&weights)[C], int64_t at, const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
+#pragma GCC unroll 16
+    for (int c = 0; c < C; ++c) {
+        if (c * W % kLineWords == 0) __builtin_prefetch(weights[c] + at + kAhead);
+    }
+    add_part<Codes, 0, kFirst>(weights, at, x, k, sum);
+    if constexpr (Codes::kParts > 1) add_part<Codes, 1, false>(weights, at, x, k + 4, sum);
+}
+
+template <class Sum, int M, int C>
+QK_INLINE void flush_all(Sum (&sum)[M][C]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) sum[m][c].flush();
+    }
+}
+
+// Adds the products of `count` channels, from channel k of the rows on and from the first word of the weights.
+template <class Codes, int M, int C>
+QK_INLINE void add_products(int count, const uint32_t* const (&weights)[C], const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
+    constexpr int kChannels = 4 * Codes::kParts, kWords = least(Codes::kFlush, 32 / kChannels);
+    const int words = (count + kChannels - 1) / kChannels;
+    int64_t at = 0;
+    int word = 0;
+    for (; word + kWords <= words; word += kWords) {
+        add_word<Codes, true>(weights, at, x, k, sum);
+#pragma GCC unroll 16
+        for (int i = 1; i < kWords; ++i) add_word<Codes, false>(weights, at + i * kPanel, x, k + i * kChannels, sum);
+        flush_all(sum);
+        at += kWords * kPanel;
+        k += kWords * kChannels;
+    }
+    if (word == words) return;
+    add_word<Codes, true>(weights, at, x, k, sum);
+    for (++word; word < words; ++word) add_word<Codes, false>(weights, at += kPanel, x, k += kChannels, sum);
+    flush_all(sum);
+}
 
 // M rows by C neighbouring vectors of outputs; rows that are not there repeat the last, their results are dropped.
 template <class Codes, int M, int C>
@@ -50,34 +117,15 @@ void dot_outputs(const LinearArgs& a, int64_t row, int rows, int vector) {
         for (int j = 0; j < per_group; ++j) {
             const int begin = j * kBlock, end = least(a.group, begin + kBlock);
             typename Codes::Sum sum[M][C];
+            const uint32_t* words[C];
+            for (int c = 0; c < C; ++c) words[c] = weights[c] + begin / (4 * Codes::kParts) * kPanel;
+            const int block = g * per_group + j;
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
                 for (int c = 0; c < C; ++c) sum[m][c].clear();
             }
-            for (int k = begin; k < end;) {
-                const int stop = least(end, k + least(kBlock, Codes::kFlush * Codes::kChannels));
-                for (; k < stop; k += Codes::kChannels) {
-                    const int64_t at = static_cast<int64_t>(k) / Codes::kChannels * kPanel;
-                    typename Codes::Word w[C];
-#pragma GCC unroll 16
-                    for (int c = 0; c < C; ++c) {
-                        __builtin_prefetch(weights[c] + at + 256);
-                        w[c] = Codes::open(Simd::load_words(weights[c] + at));
-                    }
-#pragma GCC unroll 16
-                    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                        for (int c = 0; c < C; ++c) Codes::dot(sum[m][c], w[c], x[m] + k);
-                    }
-                }
-#pragma GCC unroll 16
-                for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                    for (int c = 0; c < C; ++c) sum[m][c].flush();
-                }
-            }
-            const int block = g * per_group + j;
+            add_products<Codes>(end - begin, words, x, begin, sum);
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
                 const F x_scale = Simd::set(a.x_scale[first[m] + block]);
@@ -110,16 +158,18 @@ void dot_panels(const LinearArgs& a, int64_t row, int rows, int panel, int panel
 // Each number of rows takes as many vectors together as hide a dot product's latency and fit the register file.
 template <class Codes>
 void dot_rows(const LinearArgs& a, int64_t row, int rows, int panel, int panels) {
+    constexpr int C = Codes::kOutputs;
     if (rows == 1) return dot_panels<Codes, 1, 4>(a, row, rows, panel, panels);
     if (rows == 2) return dot_panels<Codes, 2, kWide ? 4 : 2>(a, row, rows, panel, panels);
     if constexpr (kWide) {
         if (rows <= 4) return dot_panels<Codes, 4, 4>(a, row, rows, panel, panels);
-        if (rows <= 6) return dot_panels<Codes, 6, 2>(a, row, rows, panel, panels);
-        if (rows <= 8) return dot_panels<Codes, 8, 2>(a, row, rows, panel, panels);
-        return dot_panels<Codes, 12, 2>(a, row, rows, panel, panels);
+        if (rows <= 6) return dot_panels<Codes, 6, C>(a, row, rows, panel, panels);
+        if (rows <= 8) return dot_panels<Codes, 8, C>(a, row, rows, panel, panels);
+        return dot_panels<Codes, 12, C>(a, row, rows, panel, panels);
     } else {
-        if (rows <= 4 || Codes::kRows == 4) return dot_panels<Codes, 4, 1>(a, row, rows, panel, panels);
-        if constexpr (Codes::kRows > 4) return dot_panels<Codes, 6, 1>(a, row, rows, panel, panels);
+        if (rows == 3) return dot_panels<Codes, 3, C>(a, row, rows, panel, panels);
+        if (rows == 4) return dot_panels<Codes, 4, C>(a, row, rows, panel, panels);
+        return dot_panels<Codes, 5, C>(a, row, rows, panel, panels);
     }
 }
 

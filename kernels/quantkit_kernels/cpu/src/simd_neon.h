@@ -156,19 +156,20 @@ struct Simd {
     };
     using Sum4 = Sum;
     using Sum8 = Sum;
-    struct Word4 {
-        int8x16_t low, high;
-    };
-    using Word8 = int8x16_t;
-    static Word4 open4(uint32x4_t v) {
+    template <int H>
+    static int8x16_t open4(uint32x4_t v) {
         const uint8x16_t bytes = vreinterpretq_u8_u32(v);
-        return {vreinterpretq_s8_u8(vandq_u8(bytes, vdupq_n_u8(15))), vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4))};
+        return vreinterpretq_s8_u8(H ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
     }
-    static Word8 open8(uint32x4_t v) { return vreinterpretq_s8_u32(v); }
-    static void dot4(Sum4& sum, const Word4& w, const int8_t* x) {
-        sum.total = dot_bytes(dot_bytes(sum.total, w.low, broadcast(x)), w.high, broadcast(x + 4));
+    static int8x16_t open8(uint32x4_t v) { return vreinterpretq_s8_u32(v); }
+    template <bool>
+    static void dot4(Sum4& sum, const int8x16_t& w, const int8_t* x) {
+        sum.total = dot_bytes(sum.total, w, broadcast(x));
     }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) { sum.total = dot_bytes(sum.total, w, broadcast(x)); }
+    template <bool>
+    static void dot8(Sum8& sum, const int8x16_t& w, const int8_t* x) {
+        sum.total = dot_bytes(sum.total, w, broadcast(x));
+    }
 
     // Four rounds of interleaving rows i and i + 8, as simd_x86.inl has them.
     static constexpr int kByteColumns = 16;

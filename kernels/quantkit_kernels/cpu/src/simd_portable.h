@@ -112,9 +112,10 @@ struct Simd {
         return __builtin_convertvector(reinterpret_cast<I>(v << (24 - 8 * N)) >> 24, F);
     }
 
-    // Integer dot products. dot4 and dot8 add, for each of W output rows, the products of a word's channels with the
-    // int8 codes at x: 8 channels of 4 bits, 4 of 8 bits. The sums come out of value() with every weight code raised
-    // by kBias4 or kBias8; kFlush4 and kFlush8 words may be added between two calls of flush().
+    // Integer dot products. dot4 and dot8 add, for each of W output rows, the products of four channels with the int8
+    // codes at x: open8 makes them of a word, open4 of its low or high nibbles (H). Sums come out of value() with every
+    // weight code raised by kBias4 or kBias8. After clear() and each flush() the first call says so, and at most kFlush4
+    // or kFlush8 words may follow up to the next flush().
     static constexpr int kBias4 = 8, kBias8 = 0, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
     static I int_set(int32_t x) { return I{x, x, x, x}; }
     static I int_add(I a, I b) { return a + b; }
@@ -154,17 +155,17 @@ struct Simd {
     };
     using Sum4 = Sum;
     using Sum8 = Sum;
-    using Word4 = U;
-    using Word8 = U;
-    static Word4 open4(U v) { return v; }
-    static Word8 open8(U v) { return v; }
-    static void dot4(Sum4& sum, const Word4& w, const int8_t* x) {
-        for (int i = 0; i < 4; ++i) {
-            sum.total += reinterpret_cast<I>((w >> (8 * i)) & 15u) * x[i];
-            sum.total += reinterpret_cast<I>((w >> (8 * i + 4)) & 15u) * x[i + 4];
-        }
+    template <int H>
+    static U open4(U v) {
+        return (v >> (4 * H)) & 0x0f0f0f0fu;
     }
-    static void dot8(Sum8& sum, const Word8& w, const int8_t* x) {
+    static U open8(U v) { return v; }
+    template <bool>
+    static void dot4(Sum4& sum, const U& w, const int8_t* x) {
+        dot8<false>(sum, w, x);
+    }
+    template <bool>
+    static void dot8(Sum8& sum, const U& w, const int8_t* x) {
         for (int i = 0; i < 4; ++i) sum.total += (reinterpret_cast<I>(w << (24 - 8 * i)) >> 24) * x[i];
     }
 

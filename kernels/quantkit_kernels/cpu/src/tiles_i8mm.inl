@@ -27,8 +27,8 @@ QK_INLINE PairWord paired(int8x16_t first, int8x16_t last) {
 struct Pairs4 {
     static constexpr int kWordChannels = 8, kBias = Simd::kBias4;
     static PairWord open(const uint32_t* at, int) {
-        const Simd::Word4 w = Simd::open4(Simd::load_words(at));
-        return paired(w.low, w.high);
+        const uint32x4_t w = Simd::load_words(at);
+        return paired(Simd::open4<0>(w), Simd::open4<1>(w));
     }
 };
 struct Pairs8 {
