@@ -1,7 +1,6 @@
 """What an artifact holds for GPUs, read and checked as data: buckets, kernels, and which node runs which.
 
-Machine code is never loaded here: a cubin counts only when its bytes are those the manifest lists, and this release
-launches none.
+Machine code is never loaded here: a cubin counts only when its bytes are those the manifest lists.
 """
 
 from __future__ import annotations
@@ -44,11 +43,46 @@ class KernelEntry:
 
 @dataclass(frozen=True)
 class TargetKernels:
-    """The kernels of one target. missing: nodes that none serves, by bucket class, with the reason."""
+    """The kernels of one target.
+
+    missing: nodes that none serves, by bucket class, with the reason. launches: names of the kernels that a node
+    launches one after another, by bucket class and node.
+    """
 
     target: str
     kernels: tuple[KernelEntry, ...]
     missing: Mapping[str, Mapping[str, str]]
+    launches: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class StoredKernels:
+    """The kernels of one target as they lie on disk, read one by one when they are loaded onto a device."""
+
+    folder: Path
+    listed: TargetKernels
+
+    @classmethod
+    def of(cls, artifact: Artifact, target: str) -> StoredKernels | None:
+        """The artifact's for a target, checked as `read_kernels` does; None where it holds none."""
+        for listed in read_kernels(artifact):
+            if listed.target == target:
+                return cls(artifact.folder / layout.KERNELS / target, listed)
+        return None
+
+    def read(self, name: str) -> tuple[dict[str, Any], bytes]:
+        """Metadata and machine code of a kernel; ValueError where it is not there or not what its metadata names."""
+        if name not in {entry.name for entry in self.listed.kernels}:
+            raise ValueError(f"there is no kernel {name[:120]}")
+        try:
+            body = _json(self.folder / f"{name}.json", name)
+            cubin = (self.folder / f"{name}.cubin").read_bytes()
+            digests = _mapping(body.get("sha256"), name)
+        except (OSError, CheckpointError) as error:
+            raise ValueError(str(error)) from None
+        if digests.get("cubin") != hashlib.sha256(cubin).hexdigest():
+            raise ValueError("its machine code is not the one that its description names")
+        return body, cubin
 
 
 def read_buckets(artifact: Artifact) -> dict[str, Any] | None:
@@ -94,16 +128,18 @@ def _target(artifact: Artifact, target: str, files: set[str]) -> TargetKernels:
         raise CheckpointError("lists other kernels than lie beside it", where=where, next=_AGAIN)
     nodes = {node.name for node in artifact.program.nodes}
     classes: dict[str, list[str]] = {name: [] for name in names}
+    launched_by: dict[str, dict[str, tuple[str, ...]]] = {}
     for bucket_class, launched in _mapping(launches, where).items():
         for node, chosen in _mapping(launched, where).items():
             there = isinstance(chosen, list) and all(isinstance(name, str) and name in classes for name in chosen)
             if node not in nodes or not there:
                 raise CheckpointError(f"node {str(node)[:60]!r} launches what is not there", where=where, next=_AGAIN)
+            launched_by.setdefault(str(bucket_class), {})[node] = tuple(chosen)
             for name in chosen:
                 classes[name].append(str(bucket_class))
     reasons = {str(kind): _mapping(absent, where) for kind, absent in _mapping(missing, where).items()}
     entries = tuple(_entry(folder, target, name, classes[name]) for name in names)
-    return TargetKernels(target, entries, reasons)
+    return TargetKernels(target, entries, reasons, launched_by)
 
 
 def _entry(folder: Path, target: str, name: str, classes: list[str]) -> KernelEntry:

@@ -15,6 +15,8 @@ from typing import Any
 from quantkit.compile.resources import resource_usage
 from quantkit.compile.targets import SHARED_BYTES, capability, ptx_target
 from quantkit.errors import PreflightError
+from quantkit_kernels.cuda.arguments import CONVENTION, SCRATCH
+from quantkit_kernels.cuda.source import source_digest
 from quantkit_kernels.triton import Facts, KernelSpec
 
 ENVIRONMENT = {
@@ -22,8 +24,6 @@ ENVIRONMENT = {
     "TRITON_DEFAULT_FP_FUSION": "1",  # the default differs between releases, and is part of Triton's cache key
     "TRITON_INTERPRET": "0",
 }
-SCRATCH = ("global_scratch", "profile_scratch")
-"""Two pointers that Triton adds after a kernel's own arguments; null where their sizes are 0."""
 _POINTERS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i8": "int8", "i32": "int32", "i64": "int64"}
 
 
@@ -106,7 +106,10 @@ def compile_kernel(spec: KernelSpec, facts: Facts, target: str) -> Compiled:
             "symbol": facts_of.name,
             "target": target,
             "arguments": signature,
+            "folded": _folded(made.src, how.arguments),
             "constants": dict(how.constants),
+            "convention": CONVENTION,
+            "source": source_digest(spec.function.__module__),
             "num_warps": facts_of.num_warps,
             "num_ctas": facts_of.num_ctas,
             "shared_bytes": facts_of.shared,
@@ -127,6 +130,13 @@ def _arguments(source: Any) -> list[dict[str, Any]]:
         if type_ != "constexpr"
     ]
     return passed + [{"name": name, "type": "*i8", "divisible_by": 1} for name in SCRATCH]
+
+
+def _folded(source: Any, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers that Triton compiled in, as it does with an integer 1, by argument."""
+    names = list(source.signature)
+    constants = {names[path[0]]: value for path, value in source.constants.items()}
+    return {name: value for name, value in constants.items() if name in arguments}
 
 
 def _check_ptx(name: str, ptx: str, target: str, arguments: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quantkit.errors import PreflightError
+from quantkit_kernels.cuda.arguments import CONVENTION
 
 SUFFIXES = ("cubin", "ptx", "json")
 
@@ -43,7 +44,7 @@ def cache_folder() -> Path:
 
 def key_of(specialisation: Mapping[str, Any], target: str, versions: Mapping[str, str]) -> str:
     """Name of a kernel: 64 hexadecimal digits."""
-    text = json.dumps([dict(specialisation), target, dict(versions)], sort_keys=True)
+    text = json.dumps([CONVENTION, dict(specialisation), target, dict(versions)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

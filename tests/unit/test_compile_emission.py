@@ -22,6 +22,9 @@ from quantkit.errors import PreflightError
 from quantkit.models import open_source
 from quantkit.program import build_program, fuse, lower_precision
 from quantkit.program.ir import Program
+from quantkit_kernels.cuda.elf import defines
+from quantkit_kernels.cuda.kernel import LaunchPlan
+from quantkit_kernels.cuda.source import source_digest
 from quantkit_kernels.triton import kernels
 from tests.tiny import make_checkpoint
 
@@ -112,6 +115,21 @@ def test_the_metadata_states_every_argument_that_the_code_takes(first: tuple[Pat
     assert {"x", "words", "out"} <= aligned
     assert "rows" not in aligned, "a kernel specialised for 16 rows would be wrong for 5"
     assert body["spill_bytes"] == 0 < body["registers"]
+    plan = LaunchPlan.from_metadata(body)
+    assert plan.known_convention
+    assert plan.refusal is None
+    assert plan.source == source_digest("quantkit_kernels.triton.linear_w4a16")
+    assert defines(described[0].with_suffix(".cubin").read_bytes(), plan.symbol)
+
+
+def test_a_number_that_was_compiled_in_is_stated_and_not_passed(tmp_path: Path) -> None:
+    facts = {"op": "linear", "rows": "few", "dtype": "fp16", "bits": 8, "group_size": 0, "symmetric": True}
+    job = Job("0" * 64, "quantkit_kernels.triton.linear_w8a16", "linear_w8a16_few",
+              {**facts, "bias": False, "scale": "fp16", "n": 1, "k": 128})  # fmt: skip
+    compile_all({"sm_80": [job]}, tmp_path, 1, lambda *_: None)
+    plan = LaunchPlan.from_metadata(load(tmp_path / job.key / "kernel.json"))
+    assert plan.folded == {"n": 1}
+    assert "n" not in [argument.name for argument in plan.arguments]
 
 
 def test_emission_gives_the_same_bytes_again_wherever_the_checkout_lies(
