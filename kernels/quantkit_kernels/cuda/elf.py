@@ -1,4 +1,4 @@
-"""Whether a cubin is a whole ELF file for CUDA, and which kernels it defines; read as data, nothing is run.
+"""Whether a cubin is a whole ELF file for CUDA, which kernels it defines and for what; read as data, nothing is run.
 
 The driver is given no length and trusts the headers, so a truncated file must not reach it. Layout of 64-bit ELF:
 System V ABI, chapters 4 and 5.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 _CUDA = 190
+_ABI_8 = 65
 _HEADER, _SECTION, _SEGMENT = 64, 64, 56
 _NO_BITS = 8
 _MOST_SECTIONS = 10_000
@@ -44,3 +45,13 @@ def check_elf(data: bytes) -> frozenset[str]:
 def defines(data: bytes, symbol: str) -> bool:
     """Whether a cubin holds the code of a kernel of that name; ValueError as `check_elf`."""
     return f".text.{symbol}" in check_elf(data)
+
+
+def architecture(data: bytes) -> int:
+    """The compute capability that a cubin's header names, 90 for sm_90; ValueError as `check_elf`.
+
+    Cubins of ABI 8 (OS ABI 65, from CUDA 13) have it in bits 8 to 15 of the flags, older ones in bits 0 to 7.
+    """
+    check_elf(data)
+    flags = int.from_bytes(data[48:52], "little")
+    return flags >> 8 & 0xFF if data[7] == _ABI_8 else flags & 0xFF
