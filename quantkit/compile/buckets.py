@@ -8,9 +8,10 @@ on its class only.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from quantkit.profile.model import Profile
+if TYPE_CHECKING:
+    from quantkit.profile.model import Profile
 
 Phase = Literal["decode", "prefill"]
 FEW_ROWS = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ class JitLaunch:
             raise ValueError(f"{self._spec.name}: there is no argument {name}")
         self._values[name] = value
 
-    def launch(self, stream: int) -> None:
-        """Start it on a stream; the first launch compiles. An empty grid starts nothing."""
+    def launch(self, stream: int | None = None) -> None:
+        """Start it on a stream, torch's current one if absent; the first launch compiles. An empty grid starts none."""
         if 0 in self.grid:
             return
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+        with nullcontext() if stream is None else torch.cuda.stream(torch.cuda.ExternalStream(stream)):
             self._spec.function[self.grid](
                 **self._values,
                 **self._signature.constants,
