@@ -9,8 +9,10 @@ QK_INLINE void as_it_stands(const int16_t*& p) { __asm__("" : "+r"(p)); }
 
 // Sums of eight vectors, each over its own lanes.
 QK_INLINE __m256i eight_sums(const __m256i* v) {
-    const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
-    const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
+    const auto halves = [](__m256i a, __m256i b) QK_LAMBDA_INLINE { return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)); };
+    const auto quarters = [](__m256i a, __m256i b) QK_LAMBDA_INLINE { return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b)); };
+    const __m256i a = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
+    const __m256i b = quarters(halves(v[4], v[5]), halves(v[6], v[7]));
     return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
@@ -24,7 +26,7 @@ QK_INLINE void eight_scores(int size, const int8_t* keys, const int16_t* x, int6
     __m256i sums[R][8];
 #pragma GCC unroll 1
     for (int j = 0; j < 8; ++j, keys += 16 * chunks) {
-        __builtin_prefetch(ahead + 64 * j, 0, 1);
+        __builtin_prefetch(ahead + 64 * j, 0, 2);
         __m256i sum[R];
         const int16_t* row[R];
 #pragma GCC unroll 4
@@ -74,7 +76,7 @@ QK_INLINE void sum_values(int first, int stop, int64_t cell, const Values& value
         const char* lines = ahead.take(8);
 #pragma GCC unroll 1
         for (int j = 0; j < 16; j += 2, at += 2 * cell) {
-            __builtin_prefetch(lines + 32 * j, 0, 1);
+            __builtin_prefetch(lines + 32 * j, 0, 2);
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
                 __asm__ volatile("" : : : "memory");  // weights are loaded anew: kept, they would push sums out
@@ -112,6 +114,9 @@ struct FewCodePath : FewHeads<16> {
             for (int h = 0; h < item.heads; ++h) {
                 const int64_t here = tile.offsets[j / 16 * 16] + h * head_bytes(a) + j % 16 * a.head_dim;
                 const char* lines = ahead.take(8);
+                // Values of the same positions are wanted next, in L1.
+                const char* values = static_cast<const char*>(a.v_cache) + here;
+                for (int byte = 0; byte < 8 * a.head_dim; byte += 64) __builtin_prefetch(values + byte);
                 over_rows(item, h, [&](int row, auto count) QK_LAMBDA_INLINE {
                     constexpr int R = decltype(count)::value;
                     const auto score = [&](auto channels) QK_LAMBDA_INLINE {
