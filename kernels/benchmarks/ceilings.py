@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from quantkit_kernels.cpu.library import ISA_BITS, library
 
@@ -22,6 +22,7 @@ class Ceilings:
     threads: int
     megabytes: int = 256
     rounds: int = 10
+    _dots: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def read(self) -> float:
@@ -35,7 +36,11 @@ class Ceilings:
 
     def dot(self, bits: int, group: int) -> float:
         """Integer operations a second, for codes of `bits` scaled every `group` channels (at most 128 count)."""
-        return _dot(self.isa, self.threads, bits, 128 if group >= 128 else 64, self.rounds)
+        key = bits, 128 if group >= 128 else 64
+        if key not in self._dots:
+            bit = ISA_BITS[self.isa]
+            self._dots[key] = float(library().qk_bench_dot(bit, self.threads, *key, self.rounds))
+        return self._dots[key]
 
     def line(self) -> str:
         """One line for people."""
@@ -43,11 +48,6 @@ class Ceilings:
         dots = ", ".join(f"u{bits}·s8 g{group} {self.dot(bits, group) / 1e9:.0f}" for bits, group in kinds)
         fma = f"FP32 FMA {self.flops / 1e9:.0f}"
         return f"{self.isa}, {self.threads} threads: read {self.read / 1e9:.1f} GB/s; in G operations/s: {fma}, {dots}"
-
-
-@cache
-def _dot(isa: str, threads: int, bits: int, group: int, rounds: int) -> float:
-    return float(library().qk_bench_dot(ISA_BITS[isa], threads, bits, group, rounds))
 
 
 def best_seconds(call: Callable[[], None], at_least: float = 0.3) -> float:

@@ -47,11 +47,11 @@ def main() -> None:
     tokens = np.random.default_rng(0).integers(0, artifact.program.vocab_size, lengths[-1]).astype(np.int32)
     table = np.arange(1, blocks + 1, dtype=np.int32)
     for start in range(0, lengths[-1], CHUNK):
-        executor.step(_inputs(tokens[start : start + CHUNK], start, table))
+        executor.step(one_sequence(tokens[start : start + CHUNK], start, table))
     seconds: dict[int, list[float]] = {length: [] for length in lengths}
     for _ in range(options.rounds):
         for length in lengths:
-            inputs = _inputs(tokens[length - 1 : length], length - 1, table)
+            inputs = one_sequence(tokens[length - 1 : length], length - 1, table)
             begin = time.perf_counter()
             executor.step(inputs)
             seconds[length].append(time.perf_counter() - begin)
@@ -62,7 +62,7 @@ def main() -> None:
         print(f"{length:6d} tokens of context: {1 / median:7.1f} tokens/s, {share}")
 
 
-def _inputs(tokens: Sequence[int], start: int, table: np.ndarray) -> StepInputs:
+def one_sequence(tokens: Sequence[int], start: int, table: np.ndarray) -> StepInputs:
     """A step of one sequence's `tokens` from position `start` on, the last row's logits wanted."""
     positions = np.arange(start, start + len(tokens), dtype=np.int32)
     return StepInputs(

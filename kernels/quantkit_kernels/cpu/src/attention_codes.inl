@@ -73,6 +73,7 @@ QK_INLINE void dot_codes(int depth, const int16_t* x, int64_t ldx, const int16_t
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) sums[m][c] = Simd::int_set(0);
     }
+#pragma GCC unroll 2
     for (int d = 0; d < depth; d += 2) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
@@ -91,7 +92,7 @@ QK_INLINE void dot_codes(int depth, const int16_t* x, int64_t ldx, const int16_t
 template <int C, class Use>
 QK_INLINE void dot_all(int rows, int depth, const int16_t* x, int64_t ldx, const int16_t* pairs, int64_t columns, int first, int stop,
                        const Use& use) {
-    constexpr int kMost = 4;
+    constexpr int kMost = kWide ? 4 : 6;
     const int blocks = (rows + kMost - 1) / kMost;
     for (int c0 = first; c0 + C * W <= stop; c0 += C * W) {
         for (int b = 0, row = 0; b < blocks; ++b) {

@@ -3,10 +3,6 @@
 
 namespace {
 
-// Keeps a compiler from putting off sums until products fill its registers, or from keeping every address in one.
-QK_INLINE void as_it_stands(__m256i& v) { __asm__("" : "+x"(v)); }
-QK_INLINE void as_it_stands(const int16_t*& p) { __asm__("" : "+r"(p)); }
-
 // Sums of eight vectors, each over its own lanes.
 QK_INLINE __m256i eight_sums(const __m256i* v) {
     const auto halves = [](__m256i a, __m256i b) QK_LAMBDA_INLINE { return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)); };
@@ -33,7 +29,7 @@ QK_INLINE void eight_scores(int size, const int8_t* keys, const int16_t* x, int6
         for (int r = 0; r < R; ++r) {
             sum[r] = _mm256_setzero_si256();
             row[r] = x + r * ldx;
-            as_it_stands(row[r]);
+            __asm__("" : "+r"(row[r]));  // one register a row: compilers would keep every chunk's address in one
         }
 #pragma GCC unroll 8
         for (int c = 0; c < chunks; ++c) {
@@ -41,7 +37,6 @@ QK_INLINE void eight_scores(int size, const int8_t* keys, const int16_t* x, int6
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 sum[r] = Simd::dot_words(sum[r], key, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[r] + 16 * c)));
-                as_it_stands(sum[r]);
             }
         }
 #pragma GCC unroll 4

@@ -91,8 +91,9 @@ double dots(int group, int64_t iterations) {
     alignas(64) int8_t codes[M * kCeilingDepth];
     std::memset(words, 0x33, sizeof words);
     std::memset(codes, 5, sizeof codes);
-    const int8_t* x[M];
-    for (int m = 0; m < M; ++m) x[m] = codes + m * kCeilingDepth;
+    Rows<M> rows;
+    for (int m = 0; m < M; ++m) rows.offsets[m] = m * kCeilingDepth;
+    const Outputs<C> outputs{0};
     F total[M][C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
@@ -101,15 +102,8 @@ double dots(int group, int64_t iterations) {
     for (int64_t i = 0; i < iterations; ++i) {
         __asm__ volatile("" : "+m"(scale), "+m"(x_scale));
         for (int k = 0; k < kCeilingDepth; k += group) {
-            const uint32_t* weights[C];
-            for (int c = 0; c < C; ++c) weights[c] = words + k / kChannels * kPanel + c * W;
             typename Codes::Sum sum[M][C];
-#pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                for (int c = 0; c < C; ++c) sum[m][c].clear();
-            }
-            add_products<Codes>(group, weights, x, k, sum);
+            sum_products<Codes>(group, words + k / kChannels * kPanel, outputs, codes + k, rows, sum);
             const F factor = Simd::mul(Simd::set(scale), Simd::set(x_scale));
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {

@@ -35,27 +35,40 @@ struct Codes8 {
     }
 };
 
-// Adds four channels of M rows from k on, in C vectors of outputs.
+// M rows of codes, at offsets from a place that moves along them.
+template <int M>
+struct Rows {
+    int64_t offsets[M];
+};
+
+// Words of C neighbouring vectors of outputs, from the first one's on.
+template <int C>
+struct Outputs {
+    int64_t panel;  // from a panel to the next
+    QK_INLINE int64_t offset(int c) const { return c / kVectors * panel + c % kVectors * W; }
+};
+
+// Adds four channels of M rows from x on, in C vectors of outputs.
 template <class Codes, int P, bool kFirst, int M, int C>
-QK_INLINE void add_part(const uint32_t* const (&weights)[C], int64_t at, const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
+QK_INLINE void add_part(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
     decltype(Codes::template open<P>(Words{})) w[C];
 #pragma GCC unroll 16
-    for (int c = 0; c < C; ++c) w[c] = Codes::template open<P>(Simd::load_words(weights[c] + at));
+    for (int c = 0; c < C; ++c) w[c] = Codes::template open<P>(Simd::load_words(words + outputs.offset(c)));
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) Codes::template dot<kFirst>(sum[m][c], w[c], x[m] + k);
+        for (int c = 0; c < C; ++c) Codes::template dot<kFirst>(sum[m][c], w[c], x + rows.offsets[m]);
     }
 }
 
 template <class Codes, bool kFirst, int M, int C>
-QK_INLINE void add_word(const uint32_t* const (&weights)[C], int64_t at, const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
+QK_INLINE void add_word(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
-        if (c * W % kLineWords == 0) __builtin_prefetch(weights[c] + at + kAhead);
+        if (c * W % kLineWords == 0) __builtin_prefetch(words + outputs.offset(c) + kAhead);
     }
-    add_part<Codes, 0, kFirst>(weights, at, x, k, sum);
-    if constexpr (Codes::kParts > 1) add_part<Codes, 1, false>(weights, at, x, k + 4, sum);
+    add_part<Codes, 0, kFirst>(words, outputs, x, rows, sum);
+    if constexpr (Codes::kParts > 1) add_part<Codes, 1, false>(words, outputs, x + 4, rows, sum);
 }
 
 template <class Sum, int M, int C>
@@ -67,78 +80,82 @@ QK_INLINE void flush_all(Sum (&sum)[M][C]) {
     }
 }
 
-// Adds the products of `count` channels, from channel k of the rows on and from the first word of the weights.
-template <class Codes, int M, int C>
-QK_INLINE void add_products(int count, const uint32_t* const (&weights)[C], const int8_t* const (&x)[M], int k, typename Codes::Sum (&sum)[M][C]) {
-    constexpr int kChannels = 4 * Codes::kParts, kWords = least(Codes::kFlush, 32 / kChannels);
-    const int words = (count + kChannels - 1) / kChannels;
-    int64_t at = 0;
-    int word = 0;
-    for (; word + kWords <= words; word += kWords) {
-        add_word<Codes, true>(weights, at, x, k, sum);
+// kWords words of each output, then a flush.
+template <class Codes, int kWords, int M, int C>
+QK_INLINE void add_words(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
+    add_word<Codes, true>(words, outputs, x, rows, sum);
 #pragma GCC unroll 16
-        for (int i = 1; i < kWords; ++i) add_word<Codes, false>(weights, at + i * kPanel, x, k + i * kChannels, sum);
-        flush_all(sum);
-        at += kWords * kPanel;
-        k += kWords * kChannels;
-    }
-    if (word == words) return;
-    add_word<Codes, true>(weights, at, x, k, sum);
-    for (++word; word < words; ++word) add_word<Codes, false>(weights, at += kPanel, x, k += kChannels, sum);
+    for (int i = 1; i < kWords; ++i) add_word<Codes, false>(words + i * kPanel, outputs, x + 4 * Codes::kParts * i, rows, sum);
     flush_all(sum);
 }
 
-// M rows by C neighbouring vectors of outputs; rows that are not there repeat the last, their results are dropped.
+// Sums of the products of `count` channels.
+template <class Codes, int M, int C>
+QK_INLINE void sum_products(int count, const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows,
+                            typename Codes::Sum (&sum)[M][C]) {
+    constexpr int kChannels = 4 * Codes::kParts, kWords = least(Codes::kFlush, 32 / kChannels);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) sum[m][c].clear();
+    }
+    if (count == 2 * kWords * kChannels) {  // sums then stay in registers from flush to flush
+        add_words<Codes, kWords>(words, outputs, x, rows, sum);
+        return add_words<Codes, kWords>(words + kWords * kPanel, outputs, x + kWords * kChannels, rows, sum);
+    }
+    int left = (count + kChannels - 1) / kChannels;
+    for (; left >= kWords; left -= kWords) {
+        add_words<Codes, kWords>(words, outputs, x, rows, sum);
+        words += kWords * kPanel;
+        x += kWords * kChannels;
+    }
+    if (left == 0) return;
+    add_word<Codes, true>(words, outputs, x, rows, sum);
+    while (--left) add_word<Codes, false>(words += kPanel, outputs, x += kChannels, rows, sum);
+    flush_all(sum);
+}
+
+// M rows by C neighbouring vectors of outputs. Wide sets have not every M: rows that are not there repeat the last, their
+// results are dropped.
 template <class Codes, int M, int C>
 void dot_outputs(const LinearArgs& a, int64_t row, int rows, int vector) {
-    const int stride = a.stride(), blocks = a.blocks(), per_group = a.per_group();
-    const int8_t* x[M];
-    int64_t first[M];
+    const int blocks = a.blocks();
+    Rows<M> codes, first;
     for (int m = 0; m < M; ++m) {
-        const int64_t here = row + least(m, rows - 1);
-        x[m] = a.codes + here * stride;
-        first[m] = here * blocks;
+        const int here = kWide ? least(m, rows - 1) : m;
+        codes.offsets[m] = static_cast<int64_t>(here) * a.stride();
+        first.offsets[m] = static_cast<int64_t>(here) * blocks;
     }
-    const uint32_t* weights[C];
-    int64_t parameter[C];
-    for (int c = 0; c < C; ++c) {
-        const int64_t panel = (vector + c) / kVectors, inside = (vector + c) % kVectors * W;
-        weights[c] = reinterpret_cast<const uint32_t*>(a.data + panel * a.panel_bytes) + inside;
-        parameter[c] = panel * a.groups * kPanel + inside;
-    }
-    const int64_t group_words = a.group_bytes() / 4;
+    const int64_t panel = vector / kVectors, inside = vector % kVectors * W, group_words = a.group_bytes() / 4;
+    const auto* words = reinterpret_cast<const uint32_t*>(a.data + panel * a.panel_bytes) + inside;
+    int64_t parameter = panel * a.groups * kPanel + inside;
+    const Outputs<C> outputs{a.panel_bytes / 4}, parameters{static_cast<int64_t>(a.groups) * kPanel};
+    const int8_t* x = a.codes + row * a.stride();
+    const float* x_scale = a.x_scale + row * blocks;
+    const int32_t* x_sum = a.x_sum + row * blocks;
     F total[M][C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
     }
-    for (int g = 0; g < a.groups; ++g) {
+    for (int g = 0; g < a.groups; ++g, parameter += kPanel) {
         F scale[C];
-        for (int c = 0; c < C; ++c) scale[c] = scale_at(a, parameter[c] + g * kPanel, 1.0f);
-        for (int j = 0; j < per_group; ++j) {
-            const int begin = j * kBlock, end = least(a.group, begin + kBlock);
+        for (int c = 0; c < C; ++c) scale[c] = scale_at(a, parameter + parameters.offset(c), 1.0f);
+        for (int k = 0; k < a.group; k += kBlock, ++x_scale, ++x_sum) {
             typename Codes::Sum sum[M][C];
-            const uint32_t* words[C];
-            for (int c = 0; c < C; ++c) words[c] = weights[c] + begin / (4 * Codes::kParts) * kPanel;
-            const int block = g * per_group + j;
+            sum_products<Codes>(least(a.group - k, kBlock), words + k / (4 * Codes::kParts) * kPanel, outputs, x + k, codes, sum);
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                for (int c = 0; c < C; ++c) sum[m][c].clear();
-            }
-            add_products<Codes>(end - begin, words, x, begin, sum);
-#pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-                const F x_scale = Simd::set(a.x_scale[first[m] + block]);
-                const int32_t x_sum = a.x_sum[first[m] + block];
+                const F factor = Simd::set(x_scale[first.offsets[m]]);
+                const int32_t codes_sum = x_sum[first.offsets[m]];
 #pragma GCC unroll 16
                 for (int c = 0; c < C; ++c) {
-                    const Simd::I dot = Simd::int_sub(sum[m][c].value(), excess(a, Codes::kBias, parameter[c] + g * kPanel, x_sum));
-                    total[m][c] = Simd::fma(Simd::to_float(dot), Simd::mul(scale[c], x_scale), total[m][c]);
+                    const Simd::I more = excess(a, Codes::kBias, parameter + parameters.offset(c), codes_sum);
+                    total[m][c] = Simd::fma(Simd::to_float(Simd::int_sub(sum[m][c].value(), more)), Simd::mul(scale[c], factor), total[m][c]);
                 }
             }
         }
-        for (int m = 0; m < M; ++m) x[m] += a.group_stride();
-        for (int c = 0; c < C; ++c) weights[c] += group_words;
+        x += a.group_stride();
+        words += group_words;
     }
     for (int m = 0; m < least(M, rows); ++m) {
         for (int c = 0; c < C; ++c) write_out(a, row + m, (vector + c) * W, total[m][c]);

@@ -142,7 +142,11 @@ struct Simd {
     static I dot_bytes(I sum, I codes, I x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
     static I dot_words(I sum, I a, I b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
 #else
-    static I dot_words(I sum, I a, I b) { return int_add(sum, _mm256_madd_epi16(a, b)); }
+    static I dot_words(I sum, I a, I b) {
+        sum = int_add(sum, _mm256_madd_epi16(a, b));
+        __asm__("" : "+x"(sum));  // added here, as add_pairs has it
+        return sum;
+    }
 #endif
     static I dot_pairs(I sum, const int16_t* k, const int16_t* q) {
         return dot_words(sum, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(k)), broadcast(reinterpret_cast<const int8_t*>(q)));
