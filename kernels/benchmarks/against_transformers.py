@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arguments import count
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quantkit.artifact.read import open_artifact
@@ -30,8 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--source", help="default: what the artifact's manifest names")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--threads", type=count, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     source = args.source or open_artifact(args.artifact).manifest.source["location"]

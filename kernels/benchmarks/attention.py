@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from arguments import count
 from ceilings import Ceilings, best_seconds
 from figures import Figure, text
 
@@ -58,10 +59,10 @@ def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", nargs="*", default=cpu.supported_isas())
-    parser.add_argument("--threads", type=int, default=cpu.usable_threads())
-    parser.add_argument("--cache", nargs="*", default=FORMATS, choices=CACHE_FORMATS)
-    parser.add_argument("--heads", type=int, nargs=3, default=[9, 3, 64], help="query heads, KV heads, head_dim")
+    parser.add_argument("--isa", nargs="+", default=cpu.supported_isas(), choices=cpu.supported_isas())
+    parser.add_argument("--threads", type=count, default=cpu.usable_threads())
+    parser.add_argument("--cache", nargs="+", default=FORMATS, choices=CACHE_FORMATS)
+    parser.add_argument("--heads", type=count, nargs=3, default=[9, 3, 64], help="query heads, KV heads, head_dim")
     options = parser.parse_args()
     for isa in options.isa:
         ceilings = Ceilings(isa, options.threads)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from arguments import count
 
 from quantkit.artifact.read import open_artifact
 from quantkit.runtime.executor import Executor
@@ -25,9 +26,9 @@ CHUNK = 512
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[128, 1024, 4096])
-    parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--lengths", type=count, nargs="+", default=[128, 1024, 4096])
+    parser.add_argument("--rounds", type=count, default=150)
+    parser.add_argument("--threads", type=count)
     options = parser.parse_args()
     lengths = sorted(options.lengths)
     artifact = open_artifact(options.artifact)

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
+from arguments import count, matrix
 from ceilings import Ceilings, best_seconds
 from figures import Figure, text
 
@@ -17,6 +18,13 @@ from quantkit_kernels import cpu
 
 SHAPES = {"qkv": (960, 576), "o": (576, 576), "gate_up": (3072, 576), "down": (576, 1536), "head": (49152, 576)}
 FORMS = {"int4 g64": (4, 64), "int4 g128": (4, 128), "int8": (8, 0), "fp16": (16, 0), "fp32": (32, 0)}
+
+
+def shape(text: str) -> str:
+    """A name of SHAPES, or rows and columns."""
+    if text not in SHAPES:
+        matrix(text)
+    return text
 
 
 def packed(bits: int, group: int, rows: int, columns: int) -> cpu.PackedMatrix:
@@ -37,7 +45,7 @@ def measure(
     for form in forms:
         bits, group = FORMS[form]
         for name in shapes:
-            rows, columns = SHAPES[name] if name in SHAPES else map(int, name.split("x"))
+            rows, columns = SHAPES[name] if name in SHAPES else matrix(name)
             if group and columns % group:
                 continue
             weight = packed(bits, group, rows, columns)
@@ -63,11 +71,11 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", nargs="*", default=cpu.supported_isas())
-    parser.add_argument("--threads", type=int, default=cpu.usable_threads())
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 64, 512])
-    parser.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS)
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), help="names or NxK")
+    parser.add_argument("--isa", nargs="+", default=cpu.supported_isas(), choices=cpu.supported_isas())
+    parser.add_argument("--threads", type=count, default=cpu.usable_threads())
+    parser.add_argument("--rows", type=count, nargs="+", default=[1, 2, 4, 8, 16, 64, 512])
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
+    parser.add_argument("--shapes", type=shape, nargs="+", default=list(SHAPES), help="names or NxK")
     options = parser.parse_args()
     for isa in options.isa:
         ceilings = Ceilings(isa, options.threads)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attention
 import linear
+from arguments import count
 from ceilings import Ceilings
 from figures import markdown
 from roofline import roofline
@@ -26,12 +27,18 @@ LAYER = ("qkv", "o", "gate_up", "down")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks"))
-    parser.add_argument("--isa", nargs="*", help="default: the best one, and AVX2 where there is another")
-    parser.add_argument("--threads", type=int, default=cpu.usable_threads())
+    here = cpu.supported_isas()
+    parser.add_argument("--isa", nargs="+", choices=here, help="default: the best one, and AVX2 where there is another")
+    parser.add_argument("--threads", type=count, default=cpu.usable_threads())
     parser.add_argument("--peers", type=Path, help="what shared/peers/bench.py printed on this machine")
     options = parser.parse_args()
-    best = cpu.supported_isas()[0]
-    isas = options.isa or list(dict.fromkeys([best, *(isa for isa in cpu.supported_isas() if isa == "avx2")]))
+    peers = ""
+    if options.peers:
+        try:
+            peers = options.peers.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            parser.error(f"--peers {options.peers}: {error}")
+    isas = options.isa or list(dict.fromkeys([here[0], *(isa for isa in here if isa == "avx2")]))
     machine = f"{processor()}, {options.threads} threads, {date.today()}"
     parts = [f"# What the kernels reach on this machine\n\n{machine}. Made by `make bench`: one run, not a promise."]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -44,8 +51,8 @@ def main() -> None:
         figures += attention.measure(ceilings, attention.FORMATS, 9, 3, 64)
         parts.append(f"## {isa}\n\n{ceilings.line()}\n\n![roofline](roofline-{isa}.svg)\n\n{markdown(figures)}")
         (options.out / f"roofline-{isa}.svg").write_text(roofline(figures, f"{processor()}, {isa}"), encoding="utf-8")
-    if options.peers:
-        parts.append(f"## Beside the peers\n\n```\n{options.peers.read_text(encoding='utf-8').strip()}\n```")
+    if peers:
+        parts.append(f"## Beside the peers\n\n```\n{peers}\n```")
     (options.out / "RESULTS.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(options.out / "RESULTS.md")
 

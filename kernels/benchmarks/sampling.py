@@ -10,6 +10,7 @@ import statistics
 import time
 
 import numpy as np
+from arguments import count
 
 from quantkit_kernels import cpu
 from quantkit_kernels.ops.sample import GREEDY, SampleRow
@@ -27,19 +28,19 @@ ASKED = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--logits", help="a .npy file of float32 [n, V]")
-    parser.add_argument("--vocab", type=int, default=49_152)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--vocab", type=count, default=49_152)
+    parser.add_argument("--rows", type=count, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--threads", type=count)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     known = np.load(options.logits) if options.logits else rng.standard_normal((32, options.vocab), np.float32) * 3
     sampler = cpu.Sampler(known.shape[1], options.threads)
     for name, row in ASKED.items():
         found = []
-        for count in options.rows:
-            logits = known[rng.integers(0, len(known), count)]
-            asked = [row if row is GREEDY else row._replace(seed=seed) for seed in range(count)]
-            found.append(f"{1e6 * seconds(lambda x=logits, a=asked: sampler.sample(x, a)) / count:8.1f}")
+        for rows in options.rows:
+            logits = known[rng.integers(0, len(known), rows)]
+            asked = [row if row is GREEDY else row._replace(seed=seed) for seed in range(rows)]
+            found.append(f"{1e6 * seconds(lambda x=logits, a=asked: sampler.sample(x, a)) / rows:8.1f}")
         print(f"{name:28}", *found)
 
 
