@@ -80,9 +80,9 @@ def write_answers(artifact: Path, lines: list[dict[str, Any]], digest: str | Non
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def make_artifact(folder: Path) -> Path:
+def make_artifact(folder: Path, family: str = "llama") -> Path:
     """A tiny artifact, packaged; no evidence yet."""
-    source = open_source(str(make_checkpoint(folder / "source", "llama", dtype="float16")))
+    source = open_source(str(make_checkpoint(folder / "source", family, dtype="float16")))
     program = plan_buffers(lower_precision(fuse(build_program(source.spec)), {}, "FP16"))
     weights = RtnWeights(source, kv_scales={})
     write_payload(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
-from quantkit.errors import QuantkitError
+from quantkit.errors import CheckpointError, QuantkitError
 from quantkit.runtime.request import EngineRequest
 from quantkit.server.api_errors import unavailable
 from quantkit.server.inbox import Inbox
@@ -50,6 +50,7 @@ class Supervisor:
     on_death: Callable[[str], None]
     _context: zmq.Context[zmq.Socket[bytes]] = field(default_factory=zmq.Context)
     _link: EngineLink | None = None
+    _digest: str | None = None
     _inboxes: dict[str, Inbox] = field(default_factory=dict)
     _last_report: float = 0.0
     _last_words: str = "the engine is loading"
@@ -57,8 +58,20 @@ class Supervisor:
     _hung: bool = False
 
     async def start(self) -> EngineLink:
-        """Load the model for the first time; a failure is the caller's."""
-        self._link = await EngineLink.open(self._context, self.options)
+        """Load the model, the one that was served before if there was one; a failure is the caller's.
+
+        Raises:
+            QuantkitError: it cannot be loaded, or the folder holds another artifact by now.
+        """
+        link = await EngineLink.open(self._context, self.options)
+        if self._digest not in (None, link.started.payload_digest):
+            await link.close(0)
+            raise CheckpointError(
+                f"holds another artifact than the {self._digest} that was being served",
+                where=self.options.model,
+                next="Put that one back, or stop this server and start another",
+            )
+        self._link, self._digest = link, link.started.payload_digest
         self._last_report = time.monotonic()
         self.on_start(self._link.started)
         return self._link

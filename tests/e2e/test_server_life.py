@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e import serving
 from tests.e2e.serving import Server, eventually
+from tests.review_case import make_artifact
 from tests.tiny import make_checkpoint
 
 CHAT = "/v1/chat/completions"
@@ -105,6 +106,24 @@ def test_a_hung_engine_is_not_ready_and_is_replaced(mortal):
     assert eventually(lambda: not first.is_running(), 30)
     assert eventually(lambda: ready(mortal), 30)
     assert mortal.engine().pid != first.pid
+
+
+def test_an_engine_that_comes_back_with_another_artifact_is_not_served(tmp_path):
+    """The front would speak to it with the first one's tokenizer, limits and verdict."""
+    served, other = make_artifact(tmp_path), make_artifact(tmp_path / "other", "qwen2")
+    with Server(served, "--accept-ungated", "--threads", "1") as server, server.client() as client:
+        before = client.get("/version").json()
+        served.rename(tmp_path / "away")
+        other.rename(served)
+        server.engine().kill()
+        why = "holds another artifact than the " + before["payload_digest"]
+        assert eventually(lambda: why in client.get("/ready").json()["reason"], 30)
+        assert client.post(CHAT, json=body()).status_code == 503
+        served.rename(other)
+        (tmp_path / "away").rename(served)
+        assert eventually(lambda: ready(server), 30)
+        assert client.get("/version").json() == before
+        assert client.post(CHAT, json=body()).status_code == 200
 
 
 def test_tokenizing_for_many_callers_at_once_starts_no_more_threads(mortal):
