@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quantkit.server.api_errors import ApiError
+from quantkit.server.records import Record
 
 encode = msgspec.json.Encoder().encode
 GONE = 499
@@ -59,7 +60,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending, leaving = asyncio.ensure_future(self._send_all(send)), asyncio.ensure_future(_gone(receive))
+        sending = asyncio.ensure_future(self._send_all(send, scope["record"]))
+        leaving = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -70,7 +72,7 @@ class EventStream(Response):
             await _cancel(sending, leaving)
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, record: Record) -> None:
         async def put(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": more})
 
@@ -79,6 +81,7 @@ class EventStream(Response):
             async for event in self._events:
                 await put(encode(event))
         except ApiError as error:
+            record.error = error.message
             await put(encode(error.body()))
         await put(b"[DONE]", more=False)
 

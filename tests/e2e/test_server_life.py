@@ -74,6 +74,11 @@ def ready(server):
         return client.get("/ready").status_code == 200
 
 
+def told_why(line):
+    """Whether a line of the log is a request's whose engine was killed."""
+    return json.loads(line).get("error") == "the engine was killed by SIGKILL" if line.startswith("{") else False
+
+
 @pytest.fixture(scope="module")
 def mortal(slow):
     with Server(slow, *OPTIONS, "--hang-seconds", "3") as server:
@@ -89,6 +94,7 @@ def test_a_killed_engine_fails_what_it_held_and_comes_back(mortal):
         mortal.engine().kill()
         assert waiting.result(20).status_code == 503
         assert "was killed by SIGKILL" in streaming.result()[-1]["error"]["message"]
+        assert eventually(lambda: sum(told_why(line) for line in mortal.log) == 2)
         refused = client.post(CHAT, json=body())
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "unavailable"
@@ -117,7 +123,7 @@ def test_an_engine_that_comes_back_with_another_artifact_is_not_served(tmp_path)
         other.rename(served)
         server.engine().kill()
         why = "holds another artifact than the " + before["payload_digest"]
-        assert eventually(lambda: why in client.get("/ready").json()["reason"], 30)
+        assert eventually(lambda: why in str(client.get("/ready").json()["reason"]), 30)
         assert client.post(CHAT, json=body()).status_code == 503
         served.rename(other)
         (tmp_path / "away").rename(served)
