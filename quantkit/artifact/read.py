@@ -14,6 +14,7 @@ import numpy as np
 from quantkit.artifact import layout
 from quantkit.artifact.files import digest_file
 from quantkit.artifact.manifest import FileEntry, Manifest, parse_manifest
+from quantkit.artifact.marks import Mark
 from quantkit.errors import CheckpointError
 from quantkit.formats.integer import scale_dtype
 from quantkit.formats.matrix import QuantizedMatrix, concatenate
@@ -38,13 +39,15 @@ _MOST_JSON = 64 << 20
 class Artifact:
     """An opened artifact: a WeightProvider for its own program.
 
-    tensors: every tensor of the checkpoint and of the KV scales by name, checked against the program.
+    tensors: every tensor of the checkpoint and of the KV scales by name, checked against the program. marks: of the
+    payload's files, taken before they were checked; whoever has read them by name compares (`check_unchanged`).
     """
 
     folder: Path
     manifest: Manifest
     program: Program
     tensors: Mapping[str, StoredTensor]
+    marks: Mapping[str, Mark]
 
     @property
     def payload_digest(self) -> str:
@@ -135,13 +138,13 @@ def open_artifact(path: Path | str, *, check: Check = "full") -> Artifact:
     attended = sorted(node.layer for node in program.nodes if node.op == "paged_attention" and node.layer is not None)
     if attended != list(range(program.num_layers)):
         raise CheckpointError(f"{program.num_layers} caches for attention in layers {attended}"[:200], where=where)
-    return Artifact(folder, manifest, program, _tensors(folder, program, found))
+    return Artifact(folder, manifest, program, _tensors(folder, program, found), found)
 
 
-def _payload_files(folder: Path) -> dict[str, int]:
-    """Size of every payload file by relative path. Symlinks and special files are refused, in the evidence too (it is
+def _payload_files(folder: Path) -> dict[str, Mark]:
+    """Mark of every payload file by relative path. Symlinks and special files are refused, in the evidence too (it is
     written to, and must not lead elsewhere), and so are pickles."""
-    found: dict[str, int] = {}
+    found: dict[str, Mark] = {}
     pending = [folder]
     while pending:
         place = pending.pop()
@@ -159,14 +162,14 @@ def _payload_files(folder: Path) -> dict[str, int]:
             elif Path(name).suffix.lower() in _PICKLES:
                 raise CheckpointError("is a pickle, which can run code", where=f"{folder}/{name}", next=_REMOVE)
             else:
-                found[name] = entry.stat(follow_symlinks=False).st_size
+                found[name] = Mark.of(os.stat(entry.path, follow_symlinks=False))
     return found
 
 
 _REMOVE = "Fetch or build the artifact again; nothing of it was loaded"
 
 
-def _check_files(folder: Path, listed: Mapping[str, FileEntry], found: Mapping[str, int], check: Check) -> None:
+def _check_files(folder: Path, listed: Mapping[str, FileEntry], found: Mapping[str, Mark], check: Check) -> None:
     for name in sorted(listed.keys() - found.keys()):
         raise CheckpointError("is missing", where=f"{folder}/{name}", next=_REMOVE)
     for name in sorted(found.keys() - listed.keys() - {layout.MANIFEST}):
@@ -174,23 +177,23 @@ def _check_files(folder: Path, listed: Mapping[str, FileEntry], found: Mapping[s
     for name, entry in listed.items():
         if name.startswith("quantkit/") and not layout.is_own_file(name):
             raise CheckpointError("is no file that an artifact holds there", where=f"{folder}/{name}", next=_REMOVE)
-        if found[name] != entry.size:
+        if found[name].size != entry.size:
             raise CheckpointError(
-                f"has {found[name]} bytes instead of {entry.size}", where=f"{folder}/{name}", next=_REMOVE
+                f"has {found[name].size} bytes instead of {entry.size}", where=f"{folder}/{name}", next=_REMOVE
             )
         if check == "full" and digest_file(folder / name) != entry:
             raise CheckpointError("was changed: its SHA-256 differs", where=f"{folder}/{name}", next=_REMOVE)
 
 
-def _read_small(folder: Path, name: str, found: Mapping[str, int]) -> bytes:
+def _read_small(folder: Path, name: str, found: Mapping[str, Mark]) -> bytes:
     if name not in found:
         raise CheckpointError(f"is no artifact: it has no {name}", where=str(folder), next="quantkit build RECIPE")
-    if found[name] > _MOST_JSON:
-        raise CheckpointError(f"{found[name]} bytes are too many", where=f"{folder}/{name}", next=_REMOVE)
+    if found[name].size > _MOST_JSON:
+        raise CheckpointError(f"{found[name].size} bytes are too many", where=f"{folder}/{name}", next=_REMOVE)
     return (folder / name).read_bytes()
 
 
-def _tensors(folder: Path, program: Program, found: Mapping[str, int]) -> dict[str, StoredTensor]:
+def _tensors(folder: Path, program: Program, found: Mapping[str, Mark]) -> dict[str, StoredTensor]:
     """Every tensor of the payload, each demanded by the program in that shape and type, none left over."""
     stored: dict[str, StoredTensor] = {}
     for name in sorted(found):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quantkit.artifact.layout import MANIFEST
+from quantkit.artifact.marks import Mark, check_unchanged
 from quantkit.artifact.read import Artifact, open_artifact
 from quantkit.errors import CheckpointError, RecipeError
 from quantkit.program import Program, WeightProvider, build_program, fuse, lower_precision
@@ -57,7 +59,10 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to serve. `standing` and `payload_digest` say "none" and "" for an unquantized source."""
+    """A model ready to serve. `standing` and `payload_digest` say "none" and "" for an unquantized source.
+
+    marks: of the artifact's files, none for a source.
+    """
 
     core: EngineCore
     executor: Executor
@@ -68,14 +73,15 @@ class Loaded:
     standing: Standing
     payload_digest: str
     target: dict[str, str] = field(default_factory=dict)
+    marks: Mapping[str, Mark] = field(default_factory=dict)
 
 
 def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loaded:
     """Open, verify, admit and load an artifact.
 
     Raises:
-        CheckpointError: it cannot be read or trusted. NotAdmitted: it may not serve here. RecipeError, PreflightError:
-        options that contradict the model, or memory that is not there.
+        CheckpointError: it cannot be read or trusted, or was changed meanwhile. NotAdmitted: it may not serve here.
+        RecipeError, PreflightError: options that contradict the model, or memory that is not there.
     """
     artifact = open_artifact(Path(path))
     options = _as_recipe_says(options or EngineOptions(), artifact)
@@ -87,9 +93,11 @@ def load_artifact(path: Path | str, options: EngineOptions | None = None) -> Loa
     target = target_of(executor.backend_name, executor.program.compute, kv_format)
     standing.admit(target, accept_ungated=options.accept_ungated, where=str(path))
     text = ChatText(artifact.folder)
-    core = _core(executor, text, memory, limits, options, f"{artifact.payload_digest} {kv_format}")
+    check_unchanged(artifact.folder, artifact.marks)
+    digest = artifact.payload_digest
+    core = _core(executor, text, memory, limits, options, f"{digest} {kv_format}")
     return Loaded(
-        core, executor, text, memory, limits.max_model_len, kv_format, standing, artifact.payload_digest, target
+        core, executor, text, memory, limits.max_model_len, kv_format, standing, digest, target, artifact.marks
     )
 
 

@@ -77,6 +77,7 @@ def _load(start: Start) -> tuple[Loaded, Started]:
     config = loaded.core.config
     return loaded, Started(
         text_folder=str(text_folder),
+        marks=dict(loaded.marks),
         payload_digest=loaded.payload_digest,
         verdict=loaded.standing.verdict,
         coverage=dict(loaded.standing.coverage),

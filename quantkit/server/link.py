@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -60,7 +61,7 @@ class EngineLink:
                 error = QuantkitError(answer.message)
                 error.exit_code = answer.exit_code
                 raise error
-            return cls(process, channel, answer, await asyncio.to_thread(_read_text, answer.text_folder))
+            return cls(process, channel, answer, await asyncio.to_thread(_read_text, answer))
         except BaseException:
             channel.close()
             if process is not None and process.returncode is None:
@@ -133,10 +134,13 @@ async def _first_answer(process: asyncio.subprocess.Process, channel: Channel, s
         ending.cancel()
 
 
-def _read_text(folder: str) -> ChatText:
+def _read_text(started: Started) -> ChatText:
+    from quantkit.artifact.marks import check_unchanged
     from quantkit.runtime.text import ChatText  # its modules are read while the engine loads
 
-    return ChatText(folder)
+    text = ChatText(started.text_folder)
+    check_unchanged(Path(started.text_folder), started.marks)
+    return text
 
 
 def _ending(returncode: int) -> str:

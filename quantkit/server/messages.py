@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quantkit.artifact.marks import Mark
 from quantkit.runtime.engine import EngineStats
 from quantkit.runtime.request import EngineRequest, RequestOutput
 
@@ -55,10 +56,11 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, frozen=True):
 class Started(msgspec.Struct, tag="started", array_like=True, frozen=True, kw_only=True):
     """What was loaded. `payload_digest` is empty and `verdict` none for an unquantized source.
 
-    text_folder: where tokenizer and chat template lie.
+    text_folder: where tokenizer and chat template lie. marks: of the artifact's files there, read by the front as well.
     """
 
     text_folder: str
+    marks: dict[str, Mark]
     payload_digest: str
     verdict: str
     coverage: dict[str, str]

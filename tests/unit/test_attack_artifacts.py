@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from quantkit.errors import CheckpointError, RecipeError
 from quantkit.program import program_from_json, program_to_json
 from quantkit.recipe.load import load_recipe
 from quantkit.report import gather
+from quantkit.runtime import load
 from quantkit.runtime.admission import VERDICT, read_standing
 from quantkit.runtime.load import EngineOptions, load_artifact
 from tests.build_inputs import one_thread, write_recipe
@@ -182,3 +184,28 @@ def test_inspect_shows_an_artifact_that_does_not_say_where_it_came_from(
         assert "(?, ?)" in capsys.readouterr().out
     finally:
         path.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["renamed", "rewritten"])
+def test_a_file_that_changes_between_its_digest_and_its_reading_is_not_served(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(artifact, folder)
+    sound, load_executor = (folder / name).read_bytes(), load.load_executor
+
+    def change(*given: Any) -> Any:
+        if how == "renamed":
+            (tmp_path / "other").write_bytes(sound)
+            (tmp_path / "other").rename(folder / name)
+        else:
+            with (folder / name).open("r+b") as file:
+                file.write(sound[:1])
+        return load_executor(*given)
+
+    options = EngineOptions(threads=1, accept_ungated=True)
+    load_artifact(folder, options)
+    monkeypatch.setattr(load, "load_executor", change)
+    with pytest.raises(CheckpointError, match=rf"{name}: was changed while it was read"):
+        load_artifact(folder, options)
