@@ -19,7 +19,8 @@ class CacheFormat:
     name: as recipes and programs have it. code: its number in the C ABI (`Dtype` of src/abi.h). dtype: of the cache's
     tensors. itemsize: bytes of one of their elements. top: what the largest magnitude that calibration saw becomes;
     None for formats that hold values as they are. per_head: one scale for all channels of a head. triton: the type of
-    the cache's elements in Triton's spelling; None where no Triton kernel reads the format.
+    the cache's elements in Triton's spelling; None where no Triton kernel reads the format. least_sm: the compute
+    capability from which on kernels do, 0 where all do (e4m3 has conversion instructions from 89 on).
     """
 
     name: str
@@ -29,6 +30,7 @@ class CacheFormat:
     top: float | None = None
     per_head: bool = False
     triton: str | None = None
+    least_sm: int = 0
 
     @property
     def scaled(self) -> bool:
@@ -64,8 +66,8 @@ CACHE_FORMATS = {
     each.name: each
     for each in (
         CacheFormat("INT8", 3, "int8", 1, top=127.0, triton="i8"),
-        CacheFormat("FP8", 5, "uint8", 1, top=448.0, per_head=True),
-        CacheFormat("INT4", 4, "uint8", 1, top=127.0),
+        CacheFormat("FP8", 5, "uint8", 1, top=448.0, per_head=True, triton="u8", least_sm=89),
+        CacheFormat("INT4", 4, "uint8", 1, top=127.0, triton="u8"),
         CacheFormat("FP16", 1, "float16", 2, triton="fp16"),
         CacheFormat("BF16", 2, "bfloat16", 2, triton="bf16"),
         CacheFormat("FP32", 0, "float32", 4),

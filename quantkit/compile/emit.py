@@ -113,7 +113,7 @@ def _wanted(program: Program, target: str, classes: Sequence[BucketClass], specs
 
 def choose(place: Place, specs: Sequence[KernelSpec]) -> list[KernelSpec] | str:
     """The kernels that a place launches one after another, or why there are none."""
-    mine = [spec for spec in specs if spec.op == place.facts["op"]]
+    mine = [spec for spec in specs if spec.op == place.facts["op"] and place.facts["phase"] in spec.phases]
     if not mine:
         return NO_KERNEL
     chosen = []

@@ -14,14 +14,20 @@ SHARED_BYTES = {"sm_80": 166912, "sm_86": 101376, "sm_89": 101376, "sm_90": 2324
 
 
 def cache_without_kernels(kv_format: str, targets: Sequence[str]) -> str:
-    """A line that says so where GPU kernels are asked for and none reads a cache in `kv_format`; else empty."""
-    if not targets or CACHE_FORMATS[kv_format].triton is not None:
+    """A line that names the targets for which no GPU kernel reads a cache in `kv_format`; empty where there is none."""
+    lacking = [target for target in targets if not _keeps(kv_format, target)]
+    if not lacking:
         return ""
-    known = ", ".join(kind.name for kind in CACHE_FORMATS.values() if kind.triton is not None)
+    known = ", ".join(name for name in CACHE_FORMATS if all(_keeps(name, target) for target in lacking))
     return (
-        f"no GPU kernel for a KV cache in {kv_format} yet ({known} have some): what is compiled for "
-        f"{', '.join(targets)} leaves out attention and the writing of keys and values"
+        f"no GPU kernel for a KV cache in {kv_format} ({known} have some): what is compiled for "
+        f"{', '.join(lacking)} leaves out attention and the writing of keys and values"
     )
+
+
+def _keeps(kv_format: str, target: str) -> bool:
+    kind = CACHE_FORMATS[kv_format]
+    return kind.triton is not None and capability(target) >= kind.least_sm
 
 
 def capability(target: str) -> int:

@@ -8,9 +8,6 @@ from torch import Tensor
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-CACHES = {kind.name: kind.triton for kind in CACHE_FORMATS.values() if kind.triton is not None}
-"""Formats of the paged cache, as Triton names their types."""
-CACHE_DTYPES = (torch.int8, torch.float16, torch.bfloat16)
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...]) -> None:
@@ -30,13 +27,22 @@ def expect(name: str, tensor: Tensor, shape: tuple[int | None, ...], dtypes: tup
 
 
 def expect_cache(
-    name: str, cache: Tensor, scale: Tensor | None, num_kv_heads: int, block_size: int, head_dim: int
+    name: str,
+    cache: Tensor,
+    scale: Tensor | None,
+    num_kv_heads: int,
+    block_size: int,
+    head_dim: int,
+    cache_format: str,
 ) -> None:
-    """Raise ValueError unless a cache is `[num_blocks, Hkv, block_size, D]` with a scale `[Hkv, D]` if it is int8."""
-    expect(f"{name}_cache", cache, (None, num_kv_heads, block_size, head_dim), CACHE_DTYPES)
-    if cache.dtype != torch.int8 and scale is not None:
-        raise ValueError(f"{name}_scale is given, but {name}_cache is not int8")
-    if cache.dtype == torch.int8:
+    """Raise ValueError unless a cache is `[num_blocks, Hkv, block_size, cell]` in its format, with a scale `[Hkv, D]`
+    where that is quantized."""
+    kind = CACHE_FORMATS[cache_format]
+    dtype: torch.dtype = getattr(torch, kind.dtype)
+    expect(f"{name}_cache", cache, (None, num_kv_heads, block_size, kind.cell(head_dim)), (dtype,))
+    if not kind.scaled and scale is not None:
+        raise ValueError(f"{name}_scale is given, but a cache in {cache_format} has none")
+    if kind.scaled:
         if scale is None:
-            raise ValueError(f"{name}_cache is int8 and needs {name}_scale, float32 [{num_kv_heads}, {head_dim}]")
+            raise ValueError(f"a cache in {cache_format} needs {name}_scale, float32 [{num_kv_heads}, {head_dim}]")
         expect(f"{name}_scale", scale, (num_kv_heads, head_dim), (torch.float32,))

@@ -11,11 +11,10 @@ Which keys form a split follows from the sequence's length alone and is decided 
 stays right as sequences grow, and a sequence gets the same bits whatever runs beside it. The grid only says how many
 programs share a sequence's splits: each takes every `programs`-th.
 
-An INT8 cache holds codes of one static scale a head and channel (docs/decisions/0003): k's scale is folded into the
-query once, v's into the output once. The bits of c + 128 are, as they stand, the subnormal FP16 number (c + 128)·2⁻²⁴,
-which matrix instructions take like any other (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"): one
-logical operation makes a pair of operands. What 128 adds to a row's scores is taken off where their sum starts; what
-it adds to the output is 128 itself, since the weights sum to the total that divides them.
+A quantized cache holds x over one static scale a head and channel (docs/decisions/0003, 0016): k's scale is folded
+into the query once, v's into the output once. Codes of an INT8 cache come as code + 128 (`kv_cells`): what 128 adds to
+a row's scores is taken off where their sum starts; what it adds to the output is 128 itself, since the weights sum to
+the total that divides them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quantkit_kernels.triton.operands import CACHES, FLOATS, expect, expect_cache
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+from quantkit_kernels.triton import kv_cells
+from quantkit_kernels.triton.kv_cells import INT8_UNIT, INT8_ZERO, find_cells, from_tile, load_cells, tile, to_tile
+from quantkit_kernels.triton.operands import FLOATS, expect, expect_cache
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 
 SPLIT = 256
@@ -37,7 +39,7 @@ MOST_SPLITS = 32
 PROGRAMS = 4096
 """About so many programs are launched where the splits allow: some waves of any GPU, so that early leavers even out."""
 TILE_BYTES = 8192
-"""Keys, and again values, that a program has on their way to it: 64 bytes a thread of its four warps."""
+"""Keys, and again values, that a program has on their way to it at most: 64 bytes a thread of its four warps."""
 WARPS = 4
 WIDEST_HEAD = 256
 MOST_WORDS = 2**31 - 1
@@ -47,8 +49,6 @@ ROWS = 16
 NO_WINDOW = 2**31 - 1
 LOG2E = tl.constexpr(1.4426950408889634)
 """Scores carry it, for exp2 is the hardware's exponential."""
-ZERO_CODE = tl.constexpr(128.0)
-UNIT = tl.constexpr(2.0**-24)
 
 
 @triton.jit
@@ -62,25 +62,47 @@ def _splits(length, window, TILE: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS
 
 
 @triton.jit
-def _pairs(words, TYPE: tl.constexpr):
-    """int32 words `[T, W]` -> the two numbers of 16 bits in each, `[T, 2·W]`."""
-    low = (words & 0xFFFF).to(tl.uint16).to(TYPE, bitcast=True)
-    high = (words >> 16).to(tl.uint16).to(TYPE, bitcast=True)
-    return tl.join(low, high).reshape(words.shape[0], 2 * words.shape[1])
+def folded_query(
+    query, k_scale, kv_head, channel,
+    HEAD_DIM: tl.constexpr, FORMAT: tl.constexpr, SHARING: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Query rows `[R, channels]` with the key scales of their KV head folded in, for a product with tiles of TYPE."""
+    if k_scale is not None:
+        fold = tl.load(k_scale + kv_head * HEAD_DIM + channel, mask=channel < HEAD_DIM, other=0.0)
+        query = query.to(tl.float32) * fold[None, :]
+    return to_tile(query.to(TYPE), FORMAT, SHARING)
 
 
 @triton.jit
-def _codes(words, keep, SHIFT: tl.constexpr):
-    """Words of four INT8 codes -> (code + ZERO_CODE) · UNIT, float16 `[T, 2·W]`, of bytes SHIFT/8 and SHIFT/8 + 2."""
-    return _pairs(((words >> SHIFT) & keep) ^ 0x00800080, tl.float16)
+def score_start(query, FORMAT: tl.constexpr):
+    """Where a row's scores start, float32 `[R]`: what a tile of keys holds too much is taken off."""
+    if FORMAT == "INT8":
+        start = -INT8_ZERO * INT8_UNIT * tl.sum(query.to(tl.float32), axis=1)
+    else:
+        start = tl.zeros((query.shape[0],), tl.float32)
+    return start
 
 
 @triton.jit
-def _cells(table, kv_head, key, seen, lane, LANES: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr):
-    """Offsets `[T, lanes]` of the words of positions `key` in the caches, and which of them hold something seen."""
-    page = tl.load(table + key // PAGE, mask=seen, other=0)
-    at = ((page * KV_HEADS + kv_head) * PAGE + key % PAGE)[:, None] * LANES + lane[None, :]
-    return at, seen[:, None] & (lane < LANES)[None, :]
+def capped(scores, scale, softcap, FORMAT: tl.constexpr, CAPPED: tl.constexpr):
+    """Scores as products give them -> softmax's exponents, to base 2."""
+    unit = scale / INT8_UNIT if FORMAT == "INT8" else scale
+    if CAPPED:
+        # c · tanh x = c · (2σ(2x) − 1)
+        scores = softcap * LOG2E * (2.0 * tl.sigmoid(scores * (2.0 * unit / softcap)) - 1.0)
+    else:
+        scores *= unit * LOG2E
+    return scores
+
+
+@triton.jit
+def mean(out, total, FORMAT: tl.constexpr, SHARING: tl.constexpr):
+    """Weighted sums of tiles of values `[R, channels]` over their weights' sum `[R]`, by ascending channel."""
+    if FORMAT == "INT8":
+        out = out / (total * INT8_UNIT)[:, None] - INT8_ZERO
+    else:
+        out /= total[:, None]
+    return from_tile(out, FORMAT, SHARING)
 
 
 @triton.jit(do_not_specialize=["window", "table_width"])
@@ -88,97 +110,61 @@ def paged_attention_kernel(
     q, k_cache, v_cache, k_scale, block_table, seq_lens, partial, log_sum, scale, softcap, window, table_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     DIM_BLOCK: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, CAPPED: tl.constexpr,
+    FORMAT: tl.constexpr, SHARING: tl.constexpr,
 ):  # fmt: skip
     """Programs (KV head and some of its query heads, share of the splits, sequence): each split apart."""
-    CODES: tl.constexpr = k_scale is not None
     GROUP: tl.constexpr = HEADS // KV_HEADS
     TILES: tl.constexpr = (GROUP + ROWS - 1) // ROWS
-    # The cache is read as words of 32 bits. A word of codes gives its even and its odd channels two at a time, and the
-    # two kinds go through products of their own.
-    PLANES: tl.constexpr = 2 if CODES else 1
-    LANES: tl.constexpr = HEAD_DIM // 4 if CODES else HEAD_DIM // 2
-    LANE_BLOCK: tl.constexpr = DIM_BLOCK // 4 if CODES else DIM_BLOCK // 2
-    TYPE: tl.constexpr = tl.float16 if CODES else k_cache.dtype.element_ty
-    # Codes need no zeros where nothing is loaded: whatever the bits, they are finite, and their weight is zero.
-    UNSEEN: tl.constexpr = None if CODES else 0
+    TYPE: tl.constexpr = tl.bfloat16 if FORMAT == "BF16" else tl.float16
     kv_head = tl.program_id(0) // TILES
     sequence = tl.program_id(2).to(tl.int64)
     length = tl.load(seq_lens + sequence)
     first, each, splits = _splits(length, window, TILE, SPLIT, MOST_SPLITS)
     table = block_table + sequence * table_width
-    k_words = k_cache.to(tl.pointer_type(tl.int32))
-    v_words = v_cache.to(tl.pointer_type(tl.int32))
     # 0x00FF00FF, but not as a constant: an instruction holds one, and the other would be made anew for each.
     keep = tl.where(length < 0, 0, 0x00FF00FF)
 
     row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, LANE_BLOCK)
-    channel = tl.arange(0, DIM_BLOCK // PLANES) * PLANES
+    channel = tl.arange(0, DIM_BLOCK)
     head = sequence * HEADS + kv_head * GROUP + row
     used = (row < GROUP)[:, None] & (channel < HEAD_DIM)[None, :]
-    q_at = q + head[:, None] * HEAD_DIM + channel[None, :]
-    query = tl.load(q_at, mask=used, other=0.0)
-    if CODES:
-        scale_at = k_scale + kv_head * HEAD_DIM + channel
-        fold = tl.load(scale_at, mask=channel < HEAD_DIM, other=0.0)[None, :]
-        odd_fold = tl.load(scale_at + 1, mask=channel < HEAD_DIM, other=0.0)[None, :]
-        odd_query = (tl.load(q_at + 1, mask=used, other=0.0).to(tl.float32) * odd_fold).to(tl.float16)
-        query = (query.to(tl.float32) * fold).to(tl.float16)
-        score_unit = scale / UNIT
-        bias = -ZERO_CODE * UNIT * (tl.sum(query.to(tl.float32), axis=1) + tl.sum(odd_query.to(tl.float32), axis=1))
-    else:
-        query = query.to(TYPE)
-        score_unit = scale
+    query = tl.load(q + head[:, None] * HEAD_DIM + channel[None, :], mask=used, other=0.0)
+    query = folded_query(query, k_scale, kv_head, channel, HEAD_DIM, FORMAT, SHARING, TYPE)
+    start = tl.broadcast_to(score_start(query, FORMAT)[:, None], (ROWS, TILE))
 
     for split in range(tl.program_id(1), splits, tl.num_programs(1)):
         begin = first + split * each
         end = tl.minimum(begin + each, length)
         top = tl.full((ROWS,), float("-inf"), tl.float32)
         total = tl.zeros((ROWS,), tl.float32)
-        out = tl.zeros((ROWS, DIM_BLOCK // PLANES), tl.float32)
-        odd_out = tl.zeros((ROWS, DIM_BLOCK // PLANES), tl.float32)
+        out = tl.zeros((ROWS, DIM_BLOCK), tl.float32)
         key = begin + tl.arange(0, TILE)
         seen = (key < end) & (key >= length - window)
-        at, fits = _cells(table, kv_head, key, seen, lane, LANES, KV_HEADS, PAGE)
-        k = tl.load(k_words + at, mask=fits, other=UNSEEN)
-        v = tl.load(v_words + at, mask=fits, other=UNSEEN)
+        cell = find_cells(table, kv_head, key, seen, KV_HEADS, PAGE)
+        k, k_levels = load_cells(k_cache, cell, seen, FORMAT, HEAD_DIM, SHARING, DIM_BLOCK)
+        v, v_levels = load_cells(v_cache, cell, seen, FORMAT, HEAD_DIM, SHARING, DIM_BLOCK)
         for _ in range(begin, end, TILE):
             # The next keys are fetched as soon as these are used, and so are the values.
             key += TILE
             later = key < end
-            at, fits = _cells(table, kv_head, key, later, lane, LANES, KV_HEADS, PAGE)
-            if CODES:
-                scores = tl.dot(query, tl.trans(_codes(k, keep, 0)), tl.broadcast_to(bias[:, None], (ROWS, TILE)))
-                scores = tl.dot(odd_query, tl.trans(_codes(k, keep, 8)), scores)
-            else:
-                scores = tl.dot(query, tl.trans(_pairs(k, TYPE)))
-            k = tl.load(k_words + at, mask=fits, other=UNSEEN)
-            if CAPPED:
-                # c · tanh x = c · (2σ(2x) − 1)
-                scores = softcap * LOG2E * (2.0 * tl.sigmoid(scores * (2.0 * score_unit / softcap)) - 1.0)
-            else:
-                scores *= score_unit * LOG2E
+            cell = find_cells(table, kv_head, key, later, KV_HEADS, PAGE)
+            keys = tile(k, k_levels, keep, FORMAT, SHARING, TYPE)
+            scores = tl.dot(query, tl.trans(keys), start)
+            k, k_levels = load_cells(k_cache, cell, later, FORMAT, HEAD_DIM, SHARING, DIM_BLOCK)
+            scores = capped(scores, scale, softcap, FORMAT, CAPPED)
             scores = tl.where(seen[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
             weight = tl.exp2(scores - higher[:, None])
             fade = tl.exp2(top - higher)
             weight = weight.to(TYPE)
             total = total * fade + tl.sum(weight.to(tl.float32), axis=1)
-            if CODES:
-                out = tl.dot(weight, _codes(v, keep, 0), out * fade[:, None])
-                odd_out = tl.dot(weight, _codes(v, keep, 8), odd_out * fade[:, None])
-            else:
-                out = tl.dot(weight, _pairs(v, TYPE), out * fade[:, None])
-            v = tl.load(v_words + at, mask=fits, other=UNSEEN)
+            values = tile(v, v_levels, keep, FORMAT, SHARING, TYPE)
+            out = tl.dot(weight, values, out * fade[:, None])
+            v, v_levels = load_cells(v_cache, cell, later, FORMAT, HEAD_DIM, SHARING, DIM_BLOCK)
             top = higher
             seen = later
         place = head * MOST_SPLITS + split
-        out_at = partial + place[:, None] * HEAD_DIM + channel[None, :]
-        if CODES:
-            tl.store(out_at, out / (total * UNIT)[:, None] - ZERO_CODE, mask=used)
-            tl.store(out_at + 1, odd_out / (total * UNIT)[:, None] - ZERO_CODE, mask=used)
-        else:
-            tl.store(out_at, out / total[:, None], mask=used)
+        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], mean(out, total, FORMAT, SHARING), mask=used)
         tl.store(log_sum + place, top + tl.log2(total), mask=row < GROUP)
 
 
@@ -226,6 +212,7 @@ def paged_attention(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    cache_format: str,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -235,24 +222,24 @@ def paged_attention(
 ) -> Tensor:
     """softmax(q·kᵀ·scale)·v of each sequence's newest token, whose key and value are in the cache already.
 
-    q: float16, bfloat16 or float32 `[B, Hq·D]`; caches: `[num_blocks, Hkv, block_size, D]`, int8, float16 or bfloat16;
-    k_scale, v_scale: float32 `[Hkv, D]` for int8, else None; block_table: int32 `[B, M]`; seq_lens: int32 `[B]`, the
-    new token included; a sequence of length 0 (padding) gets zeros. window and softcap as in `ops.paged_attention`.
-    D ≤ 256, a multiple of 4. parts: a `workspace` to use; programs: how many share a
-    sequence's splits, which changes no bit. Returns `[B, Hq·D]` in the type of q (written to `out` where given). Block
+    q: float16, bfloat16 or float32 `[B, Hq·D]`; caches: `[num_blocks, Hkv, block_size, cell]` in `cache_format`, one of
+    `kv_cells.POINTERS`; k_scale, v_scale: float32 `[Hkv, D]` for a quantized format, else None; block_table: int32
+    `[B, M]`; seq_lens: int32 `[B]`, the new token included; a sequence of length 0 (padding) gets zeros. window and
+    softcap as in `ops.paged_attention`. D ≤ 256, a multiple of 4, of 8 for INT4. parts: a `workspace` to use; programs:
+    how many share a sequence's splits, which changes no bit.
+    Returns `[B, Hq·D]` in the type of q (written to `out` where given). Block
     tables and lengths are trusted, since the host does not see them. Raises ValueError for other shapes or types.
     """
     sequences, block_size = q.shape[0], k_cache.shape[2]
-    refused = _unfit(num_heads, num_kv_heads, head_dim)
+    refused = unfit(num_heads, num_kv_heads, head_dim) or kv_cells.unknown(cache_format, head_dim)
     if refused:
         raise ValueError(refused)
     out = torch.empty_like(q) if out is None else out
     for name, tensor in (("q", q), ("out", out)):
         expect(name, tensor, (sequences, num_heads * head_dim), FLOATS)
     for name, cache, scales in (("k", k_cache, k_scale), ("v", v_cache, v_scale)):
-        expect_cache(name, cache, scales, num_kv_heads, block_size, head_dim)
-    if k_cache.numel() * k_cache.element_size() > 4 * MOST_WORDS:
-        raise ValueError(f"k_cache {list(k_cache.shape)} is larger than the 8 GiB that the kernel's offsets reach")
+        expect_cache(name, cache, scales, num_kv_heads, block_size, head_dim, cache_format)
+    expect_reachable(k_cache)
     expect("block_table", block_table, (sequences, None), (torch.int32,))
     expect("seq_lens", seq_lens, (sequences,), (torch.int32,))
     partial, log_sum = workspace(sequences, num_heads, head_dim, q.device) if parts is None else parts
@@ -260,13 +247,13 @@ def paged_attention(
     expect("parts[1]", log_sum, (sequences, num_heads, MOST_SPLITS), (torch.float32,))
     if not sequences:
         return out
-    shared = _shared(num_heads, num_kv_heads, head_dim, k_cache.element_size())
+    shared = _shared(num_heads, num_kv_heads, head_dim, cache_format)
     seen = NO_WINDOW if window is None else window
     tiles = _tiles(num_heads, num_kv_heads)
     paged_attention_kernel[(tiles, programs or _programs(tiles, sequences), sequences)](
         q, k_cache, v_cache, k_scale, block_table, seq_lens, partial, log_sum, scale, softcap or 1.0, seen,
         block_table.shape[1], **shared, PAGE=block_size, ROWS=ROWS, CAPPED=softcap is not None,
-        num_warps=WARPS, num_stages=1,
+        **kv_cells.constants(cache_format, head_dim), num_warps=WARPS, num_stages=1,
     )  # fmt: skip
     paged_attention_reduce_kernel[(num_heads, sequences)](
         partial, log_sum, v_scale, seq_lens, out, seen, **shared, num_warps=WARPS
@@ -274,7 +261,14 @@ def paged_attention(
     return out
 
 
-def _unfit(num_heads: int, num_kv_heads: int, head_dim: int) -> str | None:
+def expect_reachable(cache: Tensor) -> None:
+    """Raise ValueError unless offsets of 32 bits reach every word of a cache."""
+    if cache.nbytes > 4 * MOST_WORDS:
+        raise ValueError(f"a cache of {list(cache.shape)} is larger than the 8 GiB that the kernel's offsets reach")
+
+
+def unfit(num_heads: int, num_kv_heads: int, head_dim: int) -> str | None:
+    """Why no attention kernel serves these heads, or None."""
     if num_heads % num_kv_heads:
         return f"{num_heads} query heads do not share {num_kv_heads} KV heads evenly"
     if head_dim > WIDEST_HEAD:
@@ -292,26 +286,23 @@ def _programs(tiles: int, sequences: int) -> int:
     return min(MOST_SPLITS, triton.cdiv(PROGRAMS, tiles * sequences))
 
 
-def _shared(num_heads: int, num_kv_heads: int, head_dim: int, element_bytes: int) -> dict[str, int]:
+def _shared(num_heads: int, num_kv_heads: int, head_dim: int, cache_format: str) -> dict[str, int]:
     """Constants of both kernels, which must agree about what a split is."""
     width = max(32, triton.next_power_of_2(head_dim))
+    element_bytes = CACHE_FORMATS[cache_format].itemsize
     return {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "DIM_BLOCK": width,
-        "TILE": min(128, max(16, TILE_BYTES // (width * element_bytes))),
+        "TILE": min(64, max(16, TILE_BYTES // (width * element_bytes))),
         "SPLIT": SPLIT,
         "MOST_SPLITS": MOST_SPLITS,
     }
 
 
 def _refusal(facts: Facts) -> str | None:
-    if facts.get("phase") == "prefill":
-        return "the attention kernel decodes: one token a sequence"
-    if facts["cache"] not in CACHES:
-        return f"no kernel for a cache in {facts['cache']}: {', '.join(CACHES)} have"
-    return _unfit(*_sizes(facts))
+    return unfit(*_sizes(facts)) or kv_cells.refusal(facts)
 
 
 def _sizes(facts: Facts) -> tuple[int, int, int]:
@@ -319,24 +310,25 @@ def _sizes(facts: Facts) -> tuple[int, int, int]:
 
 
 def _shared_of(facts: Facts) -> dict[str, int]:
-    return _shared(*_sizes(facts), 1 if facts["cache"] == "INT8" else 2)
+    return _shared(*_sizes(facts), str(facts["cache"]))
 
 
 def _signature(facts: Facts) -> Signature:
-    activation, cache = f"*{facts['dtype']}", f"*{CACHES[str(facts['cache'])]}"
+    activation, cache = f"*{facts['dtype']}", kv_cells.POINTERS[str(facts["cache"])]
     arguments: dict[str, str | int | float] = {
         "q": activation, "k_cache": cache, "v_cache": cache, "block_table": "*i32", "seq_lens": "*i32",
         "partial": "*fp32", "log_sum": "*fp32",
         "scale": float(facts["scale"]), "softcap": float(facts["softcap"]) or 1.0,
         "window": NO_WINDOW, "table_width": NO_WINDOW,
     }  # fmt: skip
-    constants: dict[str, int | bool | None] = {
+    constants: dict[str, int | str | bool | None] = {
         **_shared_of(facts),
+        **kv_cells.constants(str(facts["cache"]), int(facts["head_dim"])),
         "PAGE": int(facts["block_size"]),
         "ROWS": ROWS,
         "CAPPED": bool(facts["softcap"]),
     }
-    _scale("k_scale", cache, arguments, constants)
+    _scale("k_scale", facts, arguments, constants)
     return Signature(arguments, constants, num_warps=WARPS, num_stages=1)
 
 
@@ -344,13 +336,13 @@ def _reduce_signature(facts: Facts) -> Signature:
     arguments: dict[str, str | int | float] = {
         "partial": "*fp32", "log_sum": "*fp32", "seq_lens": "*i32", "out": f"*{facts['dtype']}", "window": NO_WINDOW,
     }  # fmt: skip
-    constants: dict[str, int | bool | None] = {**_shared_of(facts)}
-    _scale("v_scale", f"*{CACHES[str(facts['cache'])]}", arguments, constants)
+    constants: dict[str, int | str | bool | None] = {**_shared_of(facts)}
+    _scale("v_scale", facts, arguments, constants)
     return Signature(arguments, constants, num_warps=WARPS)
 
 
-def _scale(name: str, cache: str, arguments: dict[str, Any], constants: dict[str, Any]) -> None:
-    if cache == "*i8":
+def _scale(name: str, facts: Facts, arguments: dict[str, Any], constants: dict[str, Any]) -> None:
+    if CACHE_FORMATS[str(facts["cache"])].scaled:
         arguments[name] = "*fp32"
     else:
         constants[name] = None
@@ -365,10 +357,11 @@ def _reduce_grid(signature: Signature, sizes: Mapping[str, int]) -> tuple[int, i
     return (int(str(signature.constants["HEADS"])), sizes["sequences"], 1)
 
 
+DECODE = ("decode",)
 SPECS = (
-    KernelSpec("paged_attention", "paged_attention", paged_attention_kernel, _refusal, _signature, _grid, launch=0),
+    KernelSpec("paged_attention", "paged_attention", paged_attention_kernel, _refusal, _signature, _grid, 0, DECODE),
     KernelSpec(
         "paged_attention_reduce", "paged_attention", paged_attention_reduce_kernel, _refusal, _reduce_signature,
-        _reduce_grid, launch=1,
+        _reduce_grid, 1, DECODE,
     ),
 )  # fmt: skip

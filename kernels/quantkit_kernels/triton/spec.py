@@ -3,7 +3,8 @@
 Facts are a plain dictionary about one place in a model: they come from a program node, name no quantkit type, and
 hold whatever the kernel's op needs. A kernel reads what it knows and ignores the rest. Every set of facts holds
 
-    op      the program op: linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act, paged_attention
+    op      the program op: linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act, paged_attention,
+            sample
     sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
     phase   "decode" (one token a sequence) or "prefill"
     rows    "few" (at most 16 rows) or "many"
@@ -13,11 +14,12 @@ and, by op,
 
     linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16")
     rms_norm, add_rms_norm  width, eps, offset
-    qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, cache ("INT8"),
-                            block_size
+    qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, block_size, cache (a
+                            name of `cache_formats`: "INT8")
     gated_act               width (of the result), activation
     paged_attention         num_heads, num_kv_heads, head_dim, cache, block_size, scale, softcap (0.0: none),
                             window (0: none)
+    sample                  vocab (dtype is the logits')
 
 A kernel's file exports its specs as `SPECS`; `quantkit_kernels.triton.kernels()` collects them.
 """
@@ -56,6 +58,7 @@ class KernelSpec:
     name: unique, as in the artifact's files. op: the program op it implements. function: the `@triton.jit` function.
     refusal: why it cannot serve the facts (of its op), or None where it can; the first spec that can is taken.
     launch: 0; where an op takes several launches one after another, this one's place among them (each is chosen apart).
+    phases: the phases of a step in which it is asked.
     signature: how it is specialised for the facts; equal signatures are compiled once.
     grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
         `rows`, `n` and, for attention, `sequences`.
@@ -68,3 +71,4 @@ class KernelSpec:
     signature: Callable[[Facts], Signature]
     grid: Callable[[Signature, Mapping[str, int]], tuple[int, int, int]]
     launch: int = 0
+    phases: tuple[str, ...] = ("decode", "prefill")
