@@ -58,18 +58,26 @@ def first(few: Program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     return base / "kernels", base / "cache", emitted(few, base / "kernels", base / "cache")
 
 
-@pytest.mark.parametrize("form", ["FP8", "INT4"])
+@pytest.mark.parametrize(
+    ("form", "target", "said"),
+    [
+        ("FP8", "sm_86", "a cache in FP8 has kernels from sm_89 on; one in INT8 has them everywhere"),
+        ("FP8", "sm_89", None),
+        ("INT4", "sm_80", None),
+        ("FP32", "sm_90", "no kernel for a cache in FP32: INT8, FP8, INT4, FP16, BF16 have"),
+    ],
+)
+@pytest.mark.parametrize("bucket_class", ["decode", "prefill"])
 def test_a_cache_that_no_kernel_reads_leaves_its_nodes_without_kernels_for_a_reason(
-    program: Program, form: str
+    program: Program, form: str, target: str, said: str | None, bucket_class: str
 ) -> None:
     lowered, specs = lower_precision(program, {}, form), tuple(kernels().values())
     missing = {
         place.facts["op"]: chosen
-        for place in places(lowered, "sm_90", CLASSES["decode"])
+        for place in places(lowered, target, CLASSES[bucket_class])
         if isinstance(chosen := choose(place, specs), str) and "cache" in chosen
     }
-    said = f"no kernel for a cache in {form}: INT8, FP16, BF16 have"
-    assert missing == {"qk_norm_rope_kv_write": said, "paged_attention": said}
+    assert missing == ({} if said is None else dict.fromkeys(("qk_norm_rope_kv_write", "paged_attention"), said))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -186,3 +194,4 @@ def test_every_node_of_every_class_is_served_or_has_a_reason(program: Program) -
     assert {"paged_attention", "paged_attention_reduce"} <= served["decode-wide"]
     assert "linear_w4a16_few" not in served["decode-wide"] | served["prefill"]
     assert "paged_attention" not in served["prefill"], "it serves one token a sequence"
+    assert "paged_prefill" in served["prefill"] - served["decode"]

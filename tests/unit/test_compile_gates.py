@@ -25,7 +25,7 @@ TABLES = {
     for version in ("3.9.0", "3.7.1")
 }
 ROWS: dict[str, dict[str, Any]] = TABLES["3.9.0"]["rows"]
-DOTS = ("linear", "paged_attention ")
+DOTS = ("linear", "paged_attention ", "paged_prefill")
 
 
 def rows(case: str = "", target: str = "") -> dict[str, dict[str, Any]]:
@@ -45,7 +45,10 @@ def todays(version: str = metadata.version("triton")) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("version", TABLES)
 def test_the_table_holds_every_kernel_on_every_target(version: str) -> None:
-    assert set(TABLES[version]["rows"]) == {f"{case} | {target}" for case in CASES for target in TARGETS}
+    wanted = {f"{case} | {target}" for case in CASES for target in TARGETS}
+    refused = wanted - set(TABLES[version]["rows"])
+    assert set(TABLES[version]["rows"]) <= wanted
+    assert refused == {f"{case} | {target}" for case in CASES if " FP8 " in case for target in ("sm_80", "sm_86")}
     assert {kernel for kernel, _ in CASES.values()} == set(kernels())
 
 

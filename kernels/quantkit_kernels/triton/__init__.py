@@ -16,10 +16,13 @@ def kernels() -> dict[str, KernelSpec]:
         linear_w4a16,
         linear_w8a16,
         paged_attention,
+        paged_prefill,
         qk_norm_rope_kv_write,
+        sample,
     )
 
-    files = (linear_w4a16, linear_w8a16, add_rms_norm, qk_norm_rope_kv_write, paged_attention, gated_act)
+    linears, attention = (linear_w4a16, linear_w8a16), (qk_norm_rope_kv_write, paged_attention, paged_prefill)
+    files = (*linears, add_rms_norm, *attention, gated_act, sample)
     return {spec.name: spec for file in files for spec in file.SPECS}
 
 
