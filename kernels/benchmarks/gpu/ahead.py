@@ -25,6 +25,10 @@ FOLDER = "GPU_CHECK_KERNELS"
 """Environment variable: where the sections of one check share compiled kernels."""
 
 
+DRY_TARGET = "sm_90"
+"""Whose kernels a dry run interprets: it has one for every cache format."""
+
+
 class Launchable(Protocol):
     """A prepared launch, on torch's current stream."""
 
@@ -51,7 +55,7 @@ class Ahead:
         self._dry = dry
         self._loaded: dict[str, LoadedKernel] = {}
         if dry:
-            self.target = "sm_80"
+            self.target = DRY_TARGET
             return
         self.driver = driver or _driver()
         self.target = f"sm_{self.driver.capability}"

@@ -10,11 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpu.ahead import Ahead, Launchable
-from quantkit_kernels.ops import add_rms_norm, gated_act, linear, paged_attention, qk_norm_rope_kv_write, rms_norm
+from quantkit_kernels.cache_formats import CACHE_FORMATS
+from quantkit_kernels.ops import (
+    add_rms_norm,
+    gated_act,
+    kv_cells,
+    linear,
+    paged_attention,
+    qk_norm_rope_kv_write,
+    rms_norm,
+    sample,
+)
 from quantkit_kernels.triton import Fact, KernelSpec
 from quantkit_kernels.triton.layout import pack_matrix
 
@@ -27,14 +38,17 @@ SCALES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class Case:
     """A case: values by argument, launch sizes, the arguments that it writes, and what they must be.
 
-    bound: name -> (relative, absolute) tolerance. moved: bytes that must be read and written. operations: additions
-    and multiplications. baseline: the same in plain torch FP16, where there is one.
+    bound: name -> (relative, absolute) tolerance. before: what arguments hold that are written in part. numbers: name
+    -> what an output stands for, where that is not its elements. moved: bytes that must be read and written.
+    operations: additions and multiplications. baseline: the same in plain torch FP16, where there is one.
     """
 
     values: dict[str, Any]
     sizes: dict[str, int]
     expected: dict[str, Tensor]
     bound: dict[str, tuple[float, float]]
+    before: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     operations: float = 0.0
     baseline: Callable[[], Any] | None = None
     also_moved: int = 0
@@ -47,18 +61,21 @@ class Case:
         return self.also_moved + sum(t.nbytes for name, t in tensors.items() if name not in self.unread)
 
     def poison(self) -> None:
-        """Fill what is written with what no kernel writes."""
+        """Fill what is written with what no kernel writes, or what stood there before."""
         for name in self.expected:
             out = self.values[name]
-            if out.is_floating_point():
-                out.fill_(float("nan"))
+            if name in self.before:
+                out.copy_(self.before[name])
+            else:
+                out.fill_(float("nan") if out.is_floating_point() else -77)
 
     def errors(self) -> dict[str, float]:
         """By output: the largest difference, as a share of what the bound allows; above 1 is wrong."""
         found = {}
         for name, expected in self.expected.items():
             relative, absolute = self.bound[name]
-            out, want = self.values[name].float(), expected.float()
+            read = self.numbers.get(name, Tensor.float)
+            out, want = read(self.values[name]), read(expected)
             share = (out - want).abs() / (relative * want.abs() + absolute)
             share = torch.where((out == want) | (out.isnan() & want.isnan()), torch.zeros_like(share), share)
             worst = float(share.nan_to_num(nan=float("inf")).max())
@@ -132,25 +149,64 @@ def _gated_act(facts: Mapping[str, Any], rows: int, length: int, device: str) ->
     return Case(values, {"rows": rows, "n": width}, {"out": expected}, {"out": (1e-3, 1e-6)})
 
 
+def _sample(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    """Draws with every filter in turn; a token is judged by how far the uniform number lies from its share."""
+    from quantkit_kernels.triton.sample import sample_tensors
+
+    vocab = int(facts["vocab"])
+    logits = _half(rows, vocab, device=device, spread=3)
+    filters: list[dict[str, Any]] = [
+        {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 40}, {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.05}, {"temperature": 1.5, "min_p": 0.02},
+    ]  # fmt: skip
+    seeds = torch.randint(0, 2**62, (rows,)).tolist()
+    asked = [sample.SampleRow(**filters[row % len(filters)], seed=seeds[row], position=row) for row in range(rows)]
+    seen = logits.float().cpu().numpy()
+
+    def away(tokens: Tensor) -> Tensor:
+        return torch.tensor([_away(seen[row], asked[row], token) for row, token in enumerate(tokens.tolist())])
+
+    how = sample_tensors(asked, device)
+    wanted = torch.tensor([drawn.token for drawn in sample.reference(seen, asked)], dtype=torch.int32)
+    values = {**vars(how), "logits": logits, "vocab": vocab,
+              "tokens": torch.empty(rows, dtype=torch.int32, device=device)}  # fmt: skip
+    return Case(values, {"rows": rows, "n": vocab}, {"tokens": wanted}, {"tokens": (0.0, 2e-6)},
+                numbers={"tokens": away})  # fmt: skip
+
+
+def _away(logits: np.ndarray[Any, Any], row: sample.SampleRow, token: int) -> float:
+    """How far a row's uniform number lies outside its token's share of 1; 0 within, infinite where it has none."""
+    if row.temperature < sample.COLDEST:
+        return 0.0 if token == int(logits.argmax()) else float("inf")
+    if not 0 <= token < len(logits):
+        return float("inf")
+    number = sample.uniform(row.seed, row.position)
+    found = []
+    for part in (1.0, 1 - 1e-6, 1 + 1e-6):  # a weight's last bit may move what top_p keeps by a token
+        share = sample.probabilities(logits, row._replace(top_p=min(1.0, row.top_p * part)))
+        after = float(np.cumsum(share)[token])
+        found.append(max(after - share[token] - number, number - after, 0.0) if share[token] else float("inf"))
+    return min(found)
+
+
 def _cache(facts: Mapping[str, Any], blocks: int, device: str) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """k, v and their scales; every cell holds something."""
-    shape = (blocks, int(facts["num_kv_heads"]), int(facts["block_size"]), int(facts["head_dim"]))
-    kind = str(facts["cache"])
-    if kind == "INT8":
-        k, v = (torch.randint(-127, 128, shape, dtype=torch.int8, device=device) for _ in range(2))
-        return k, v, *(torch.rand(shape[1], shape[3], device=device) * 0.02 + 0.005 for _ in range(2))
-    dtypes = {"FP16": torch.float16, "BF16": torch.bfloat16}
-    if kind not in dtypes:
-        raise ValueError(f"this check fills no cache in {kind}")
-    k, v = (torch.randn(shape, device=device).to(dtypes[kind]) for _ in range(2))
-    return k, v, None, None
+    """k, v and their scales; every block is one of 64, stored as the reference stores."""
+    form, dim = str(facts["cache"]), int(facts["head_dim"])
+    heads, page, kind = int(facts["num_kv_heads"]), int(facts["block_size"]), CACHE_FORMATS[form]
+    sides: list[Tensor] = []
+    scales: list[Tensor | None] = []
+    for _ in range(2):
+        scale = (torch.rand(heads, dim, device=device) * 2 + 1) / kind.top if kind.top else None
+        cells = kv_cells.store(torch.randn(64, page, heads, dim, device=device), scale, form).transpose(1, 2)
+        sides.append(cells[torch.randint(0, 64, (blocks,), device=device)])
+        scales.append(scale)
+    return sides[0].contiguous(), sides[1].contiguous(), scales[0], scales[1]
 
 
 def _rope_write(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
     heads, kv_heads, dim = (int(facts[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    half, page = int(facts["rotary_dim"]) // 2, int(facts["block_size"])
+    half, page, form = int(facts["rotary_dim"]) // 2, int(facts["block_size"]), str(facts["cache"])
     k, v, k_scale, v_scale = _cache(facts, -(-rows // page) + 1, device)
-    k.zero_(), v.zero_()
     angle = torch.rand(length, half, device=device) * 6
     slots = torch.randperm(k.shape[0] * page, device=device)[:rows].int()
     slots[rows // 2] = -1
@@ -162,52 +218,81 @@ def _rope_write(facts: Mapping[str, Any], rows: int, length: int, device: str) -
         "k_cache": k, "v_cache": v, "q_out": torch.empty(rows, heads * dim, dtype=torch.float16, device=device),
         "eps": float(facts["eps"]), "offset": float(facts["offset"]),
     }  # fmt: skip
+    before = {"k_cache": k.clone(), "v_cache": v.clone()}
     want_k, want_v = k.clone(), v.clone()
     q = qk_norm_rope_kv_write.reference(
         values["qkv"].float(), values["positions"], slots, values["cos"], values["sin"], *norms, values["eps"],
-        values["offset"], want_k, want_v, k_scale, v_scale, heads, kv_heads, dim, str(facts["cache"]),
+        values["offset"], want_k, want_v, k_scale, v_scale, heads, kv_heads, dim, form,
     )  # fmt: skip
+
+    def read(cells: Tensor) -> Tensor:
+        return kv_cells.load(cells, form, dim)
+
     # A key at the edge between two codes may round either way after a different last bit.
-    stored = (0.0, 1.0) if facts["cache"] == "INT8" else (2e-3, 1e-5)
-    return Case(values, {"rows": rows, "n": 0}, {"q_out": q, "k_cache": want_k, "v_cache": want_v},
-                {"q_out": (1e-3, 1e-5), "k_cache": stored, "v_cache": stored})  # fmt: skip
+    steps = {"INT8": (0.0, 1.0), "FP8": (0.125, 2.0**-9), "FP16": (2e-3, 1e-5), "BF16": (8e-3, 1e-5)}
+    stored = steps[form] if form in steps else (0.0, 1.1 / 15 * float(read(want_k).abs().max()) * 2)
+    return Case(
+        values, {"rows": rows, "n": 0}, {"q_out": q, "k_cache": want_k, "v_cache": want_v},
+        {"q_out": (1e-3, 1e-5), "k_cache": stored, "v_cache": stored}, before,
+        {"k_cache": read, "v_cache": read}, unread=frozenset({"k_cache", "v_cache"}),
+        also_moved=2 * rows * kv_heads * CACHE_FORMATS[form].cell_bytes(dim),
+    )  # fmt: skip
 
 
 def _attention(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
-    """Decode of `rows` sequences of about `length` positions; with several, the last is a padded row."""
+    """Decode of `rows` sequences of about `length` positions, with several the last a padded one; or a step of `rows`
+    tokens of prompts: the end of one of `length`, another from its first token, a token of decode, padding."""
+    if facts["phase"] == "decode":
+        lengths, counts = [max(1, length - 7 * row) for row in range(rows)], [1] * rows
+        if rows > 1:
+            lengths[-1] = 0
+        return _attended(facts, lengths, counts, rows, device)
+    padding, one = int(rows > 3), int(rows > 2)
+    whole = (rows - padding - one) // 2
+    chunk = rows - padding - one - whole
+    return _attended(facts, [max(length, chunk), whole, 17 * one, 0], [chunk, whole, one, 0], rows, device)
+
+
+def _attended(facts: Mapping[str, Any], lengths: list[int], counts: list[int], rows: int, device: str) -> Case:
+    """The last `counts` tokens of sequences of `lengths`, and rows of no sequence behind them."""
     from quantkit_kernels.triton.paged_attention import workspace
 
     heads, kv_heads, dim = (int(facts[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
-    page = int(facts["block_size"])
-    lengths = [max(1, length - 7 * row) for row in range(rows)]
-    if rows > 1:
-        lengths[-1] = 0
-    width = -(-length // page)
-    k, v, k_scale, v_scale = _cache(facts, rows * width, device)
-    table = torch.randperm(rows * width, device=device).int().view(rows, width)
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-    starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-    q = _half(rows, heads * dim, device=device)
-    partial, log_sum = workspace(rows, heads, dim, torch.device(device))
-    softcap, window = float(facts["softcap"]) or None, int(facts["window"]) or None
-    real = sum(seen > 0 for seen in lengths)
-    expected = torch.zeros(rows, heads * dim, device=device)  # what a padded row gets
-    expected[:real] = paged_attention.reference(
-        q[:real].float(), k, v, k_scale, v_scale, table[:real], starts[: real + 1], seq_lens[:real], heads, kv_heads,
-        dim, str(facts["cache"]), float(facts["scale"]), window, softcap,
-    )  # fmt: skip
-    values = {
-        "q": q, "k_cache": k, "v_cache": v, "k_scale": k_scale, "v_scale": v_scale, "block_table": table,
-        "seq_lens": seq_lens, "partial": partial.fill_(float("nan")), "log_sum": log_sum.fill_(float("nan")),
-        "scale": float(facts["scale"]), "softcap": softcap or 1.0, "window": window or NO_WINDOW, "table_width": width,
-        "out": torch.empty_like(q),
+    page, form, sequences = int(facts["block_size"]), str(facts["cache"]), len(lengths)
+    blocks = [-(-length // page) for length in lengths]
+    k, v, k_scale, v_scale = _cache(facts, sum(blocks), device)
+    table, order = torch.zeros(sequences, max(blocks), dtype=torch.int32), torch.randperm(sum(blocks)).int()
+    for row, count in enumerate(blocks):
+        table[row, :count] = order[sum(blocks[:row]) :][:count]
+    # A sequence of no length gets zeros, which the reference makes of tokens of no sequence.
+    real = [count if length else 0 for count, length in zip(counts, lengths, strict=True)]
+    values: dict[str, Any] = {
+        "q": _half(rows, heads * dim, device=device), "k_cache": k, "v_cache": v, "k_scale": k_scale,
+        "v_scale": v_scale, "block_table": table.to(device), "query_start_loc": _starts(counts, device),
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device), "scale": float(facts["scale"]),
+        "softcap": float(facts["softcap"]) or 1.0, "window": int(facts["window"]) or NO_WINDOW,
+        "table_width": table.shape[1], "sequences": sequences, "tokens": rows,
     }  # fmt: skip
-    seen = sum(lengths) * kv_heads * dim
+    values["out"] = torch.empty_like(values["q"])
+    expected = paged_attention.reference(
+        values["q"].float(), k, v, k_scale, v_scale, values["block_table"], _starts(real, device), values["seq_lens"],
+        heads, kv_heads, dim, form, values["scale"], int(facts["window"]) or None, float(facts["softcap"]) or None,
+    )  # fmt: skip
+    if facts["phase"] == "decode":
+        parts = workspace(sequences, heads, dim, torch.device(device))
+        values |= {name: part.fill_(float("nan")) for name, part in zip(("partial", "log_sum"), parts, strict=True)}
+    seen = sum(count * (2 * length - count + 1) // 2 for count, length in zip(real, lengths, strict=True))
+    bound = (8 / 3 * 1e-3, 4e-3) if form == "INT4" else (2e-3, 3e-3)
     return Case(
-        values, {"rows": rows, "sequences": rows, "n": 0}, {"out": expected}, {"out": (2e-3, 3e-3)},
-        operations=4.0 * sum(lengths) * heads * dim, also_moved=2 * seen * k.element_size(),
+        values, {"rows": rows, "sequences": sequences, "n": 0}, {"out": expected}, {"out": bound},
+        operations=4.0 * seen * heads * dim,
+        also_moved=2 * sum(lengths) * kv_heads * CACHE_FORMATS[form].cell_bytes(dim),
         unread=frozenset({"k_cache", "v_cache", "partial", "log_sum"}),
     )  # fmt: skip
+
+
+def _starts(counts: list[int], device: str) -> Tensor:
+    return torch.tensor([0, *np.cumsum(counts).tolist()], dtype=torch.int32, device=device)
 
 
 _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
@@ -217,10 +302,11 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
     "gated_act": _gated_act,
     "qk_norm_rope_kv_write": _rope_write,
     "paged_attention": _attention,
+    "sample": _sample,
 }
 
 
 def small(facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """The same facts at sizes that the interpreter gets through."""
-    sizes: dict[str, Fact] = {"n": 48, "k": 256, "width": 96, "num_heads": 4, "num_kv_heads": 2}
+    sizes: dict[str, Fact] = {"n": 48, "k": 256, "width": 96, "num_heads": 4, "num_kv_heads": 2, "vocab": 5000}
     return {**facts, **{name: value for name, value in sizes.items() if name in facts}}

@@ -30,7 +30,6 @@ from quantkit.runtime.backend_reference import ReferenceBackend, TensorMemory
 from quantkit.runtime.buckets import Bucket
 from quantkit.runtime.graphs import Graphs, OutOfDeviceMemory, padded
 from quantkit.runtime.step import StepInputs
-from quantkit_kernels.ops import paged_attention as attention_op
 from quantkit_kernels.triton import kernels
 from quantkit_kernels.triton.layout import unpack_words
 from quantkit_kernels.triton.paged_attention import NO_WINDOW, workspace
@@ -162,7 +161,7 @@ class Decoder:
             place = _of_rows(place, sequences)
         chosen = choose(place, self._specs)
         if isinstance(chosen, str):
-            return [self._plain(node, place, values, tokens, sequences)]
+            return [self._plain(node, place, values)]
         before: list[Call] = []
         if head:
             source, rows, last = values["source"], self.inputs["logits_rows"][:sequences], values["x"]
@@ -212,23 +211,17 @@ class Decoder:
         return shared | {
             "q": first, "out": out, "block_table": self.inputs["block_table"][:sequences],
             "seq_lens": self.inputs["seq_lens"][:sequences], "partial": self._parts[0], "log_sum": self._parts[1],
-            "scale": node.attrs["scale"], "softcap": 1.0, "window": NO_WINDOW, "table_width": self.blocks,
+            "query_start_loc": self.inputs["query_start_loc"][: sequences + 1], "sequences": sequences,
+            "tokens": tokens, "scale": node.attrs["scale"], "softcap": 1.0, "window": NO_WINDOW,
+            "table_width": self.blocks,
         }  # fmt: skip
 
-    def _plain(self, node: Node, place: Place, values: dict[str, Any], tokens: int, sequences: int) -> Call:
+    def _plain(self, node: Node, place: Place, values: dict[str, Any]) -> Call:
         """The node in plain torch; ValueError for one that has neither."""
         key = f"{node.op} ({place.bucket_class.name})"
         self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
         if node.op == "embedding":
             return lambda: torch.index_select(values["table"], 0, values["ids"], out=values["out"])
-        if node.op == "paged_attention":
-            kv, heads = self.program.kv[node.layer or 0], int(str(node.attrs["num_heads"]))
-            starts = self.inputs["query_start_loc"][: sequences + 1]
-            caches = [values[name] for name in ("k_cache", "v_cache", "k_scale", "v_scale", "block_table")]
-            return lambda: values["out"].copy_(
-                attention_op.reference(values["q"].float(), *caches, starts, values["seq_lens"], heads,
-                                       kv.num_kv_heads, kv.head_dim, kv.format, float(values["scale"]), None, None)
-            )  # fmt: skip
         raise ValueError(f"{node.name}: no kernel and no plain form of {node.op}")
 
 
@@ -296,7 +289,9 @@ def check_graphs(section: Section, dry: bool) -> None:
     for caches in decoder.caches:
         for cache in caches:
             cache.copy_(torch.randint(-90, 91, cache.shape, dtype=torch.int8))
-    _compare(section, decoder, weights, length, dry)
+    _compare(section, decoder, weights, [length, length - 5, length - 10], prompts=True)
+    _compare(section, decoder, weights, [length, length - 5, length - 10], prompts=False)
+    section.notes.append("in plain torch: " + (", ".join(decoder.fallbacks) or "nothing"))
     sizes = (2, 3) if dry else (1, 2, 4, 8, 16, 20)
     graphs = Graphs(Device(decoder, not dry), {"decode": sizes, "prefill": ()}, decoder.blocks)
     free = _free(dry)
@@ -328,27 +323,28 @@ def check_graphs(section: Section, dry: bool) -> None:
     section.rows.append({"what": "no capture after ready", "ok": held})
 
 
-def _compare(section: Section, decoder: Decoder, weights: RandomWeights, length: int, dry: bool) -> None:
-    """Logits of one decode step against the float32 reference over the same cache."""
-    program, sequences = decoder.program, 3
-    asked = step([length - 5 * row for row in range(sequences)], decoder.blocks, program.vocab_size)
+def _compare(section: Section, decoder: Decoder, weights: RandomWeights, lengths: list[int], *, prompts: bool) -> None:
+    """Logits of prompts, or of one token at the end of each, against the float32 reference over the same cache."""
+    program, sequences, tokens = decoder.program, len(lengths), sum(lengths) if prompts else len(lengths)
+    asked = step(lengths, decoder.blocks, program.vocab_size, prompts=prompts)
     caches = [{layer: side[which].cpu().clone() for layer, side in enumerate(decoder.caches)} for which in range(2)]
     memory = TensorMemory(
         {each.name: torch.from_numpy(getattr(asked, each.name)) for each in fields(asked)},
         {"logits": torch.zeros(sequences, program.vocab_size)}, *caches,
         {"global": tuple(torch.from_numpy(table) for table in cos_sin(program.ropes["global"], 256))},
     )  # fmt: skip
-    ReferenceBackend(program, weights, memory).run(sequences, sequences, sequences)
+    ReferenceBackend(program, weights, memory).run(tokens, sequences, sequences)
     expected = memory.activations["logits"]
     decoder.write(asked)
-    for call in decoder.bind(sequences, sequences, decodes=True):
+    decoder.logits.fill_(float("nan"))
+    for call in decoder.bind(tokens, sequences, decodes=not prompts):
         call()
     got = decoder.logits[:sequences].float().cpu()
     error = float((got - expected).norm() / expected.norm())
     agree = int((got.argmax(1) == expected.argmax(1)).sum())
-    section.rows.append({"what": "decode against the reference", "ok": error < 0.02, "relative error": error,
+    what = f"{'prompts' if prompts else 'decode'} against the reference"
+    section.rows.append({"what": what, "ok": error < 0.02, "relative error": error,
                          "same top-1": f"{agree} of {sequences}"})  # fmt: skip
-    section.notes.append("in plain torch: " + (", ".join(decoder.fallbacks) or "nothing"))
 
 
 @dataclass(frozen=True)
