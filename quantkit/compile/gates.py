@@ -22,6 +22,7 @@ _LINEAR: dict[str, Fact] = {"op": "linear", "n": 4096, "k": 4096, "bias": False,
 _HEADS: dict[str, Fact] = {"num_heads": 32, "num_kv_heads": 8, "cache": "INT8", "block_size": 16}
 _ROPE: dict[str, Fact] = {"op": "qk_norm_rope_kv_write", **_HEADS, "eps": 1e-6, "offset": 0.0}
 _ATTENTION: dict[str, Fact] = {"op": "paged_attention", **_HEADS, "scale": 0.125, "softcap": 0.0, "window": 0}
+_PROMPTS: dict[str, Fact] = {"phase": "prefill", "rows": "many"}
 BLOCK_K = 128
 """Columns that one turn of a linear kernel's main loop takes."""
 
@@ -39,6 +40,7 @@ def _linear_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
 
 
 def _other_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
+    yield "embedding", "bf16", {"op": "embedding", "width": 2048, "table": "bf16", "scale": 1.0}
     for op in ("rms_norm", "add_rms_norm"):
         yield op, "2048", {"op": op, "width": 2048, "eps": 1e-6, "offset": 0.0}
     yield "gated_act", "silu", {"op": "gated_act", "width": 8192, "activation": "silu"}
@@ -47,12 +49,15 @@ def _other_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
 
 
 def _cache_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
-    formats = [(form, head_dim) for form in ("INT8", "FP8", "INT4", "FP16") for head_dim in (64, 128)]
-    for form, head_dim in (*formats, ("INT8", 256), ("FP16", 256)):
+    sizes = [(form, head_dim) for form in ("INT8", "FP8", "INT4", "FP16", "BF16") for head_dim in (64, 128, 256)]
+    for form, head_dim in (*sizes, *((form, head_dim) for form in ("INT8", "INT4") for head_dim in (80, 96))):
         dims: dict[str, Fact] = {"head_dim": head_dim, "rotary_dim": head_dim, "cache": form}
         yield "qk_norm_rope_kv_write", f"{form} {head_dim} qk-norm", {**_ROPE, **dims, "qk_norm": True}
         yield "paged_attention", f"{form} {head_dim}", {**_ATTENTION, **dims}
-        yield "paged_prefill", f"{form} {head_dim}", {**_ATTENTION, **dims, "phase": "prefill", "rows": "many"}
+        yield "paged_prefill", f"{form} {head_dim}", {**_ATTENTION, **_PROMPTS, **dims}
+    capped: dict[str, Fact] = {"head_dim": 128, "softcap": 30.0, "window": 1024}
+    yield "paged_attention", "INT8 128 softcap", {**_ATTENTION, **capped}
+    yield "paged_prefill", "INT8 128 softcap", {**_ATTENTION, **_PROMPTS, **capped}
     for head_dim in (64, 128):
         yield "paged_attention_reduce", str(head_dim), {**_ATTENTION, "head_dim": head_dim}
 

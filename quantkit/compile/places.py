@@ -16,6 +16,7 @@ BLOCK_SIZE = 16
 """Tokens of a block of the paged cache, as the engine divides it."""
 ACTIVATIONS = "fp16"
 _SCALES = {"F16": "fp16", "BF16": "bf16"}
+_TABLES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ def places(program: Program, target: str, bucket_class: BucketClass) -> Iterator
 
 def _nothing(node: Node, program: Program) -> dict[str, Fact]:
     return {}
+
+
+def _embedding(node: Node, program: Program) -> dict[str, Fact]:
+    width = program.weights[node.weights["table"]].shape[1]
+    return {"width": width, "table": _TABLES[program.source_dtype], "scale": _number(node, "scale")}
 
 
 def _linear(node: Node, program: Program) -> dict[str, Fact]:
@@ -108,6 +114,7 @@ def _number(node: Node, name: str) -> float:
 
 
 _OWN: dict[str, Callable[[Node, Program], dict[str, Fact]]] = {
+    "embedding": _embedding,
     "linear": _linear,
     "logits": _linear,
     "rms_norm": _norm,

@@ -191,6 +191,7 @@ def test_every_node_of_every_class_is_served_or_has_a_reason(program: Program) -
                 served[bucket_class.name] |= {spec.name for spec in chosen}
                 assert all(specialisation(spec, place.facts) for spec in chosen)
     assert {"linear_w4a16_few", "linear_w8a16_few", "add_rms_norm", "qk_norm_rope_kv_write"} <= served["decode"]
+    assert "embedding" in served["decode"] & served["decode-wide"] & served["prefill"]
     assert {"paged_attention", "paged_attention_reduce"} <= served["decode-wide"]
     assert "linear_w4a16_few" not in served["decode-wide"] | served["prefill"]
     assert "paged_attention" not in served["prefill"], "it serves one token a sequence"

@@ -18,6 +18,7 @@ from gpu.ahead import Ahead, Launchable
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import (
     add_rms_norm,
+    embedding,
     gated_act,
     kv_cells,
     linear,
@@ -31,7 +32,7 @@ from quantkit_kernels.triton.layout import pack_matrix
 
 BLOCK = 16
 NO_WINDOW = 2**31 - 1
-SCALES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass
@@ -106,7 +107,7 @@ def _linear(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Ca
         raise ValueError(f"this check packs no {bits}-bit weights")
     top, groups = 1 << (bits - 1), k // group if group else 1
     codes = torch.randint(-top, top, (n, k), dtype=torch.int8)
-    scale = (torch.rand(n, groups) * 0.02 + 0.001).to(SCALES[str(facts["scale"])])
+    scale = (torch.rand(n, groups) * 0.02 + 0.001).to(TYPES[str(facts["scale"])])
     zero = None if facts["symmetric"] else torch.randint(-top, top, (n, groups), dtype=torch.int8)
     packed = pack_matrix(codes, scale, zero, bits=bits, group_size=group)
     shifted = codes.float() - (0.0 if zero is None else zero.float().repeat_interleave(k // groups, 1))
@@ -123,6 +124,17 @@ def _linear(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Ca
         values, {"rows": rows, "n": n}, {"out": expected}, {"out": (1e-3, 1e-4 * float(expected.abs().max()))},
         operations=2.0 * rows * n * k, baseline=lambda: torch.nn.functional.linear(x, weight, bias),
     )  # fmt: skip
+
+
+def _embedding(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    width, scale = int(facts["width"]), float(facts["scale"])
+    table = torch.randn(8192, width, device=device).to(TYPES[str(facts["table"])])
+    ids = torch.randint(0, 8192, (rows,), dtype=torch.int32, device=device)
+    out = torch.empty(rows, width, dtype=torch.float16, device=device)
+    values = {"token_ids": ids, "table": table, "out": out, "scale": scale}
+    return Case(values, {"rows": rows, "n": width}, {"out": embedding.reference(ids, table, scale)},
+                {"out": (1e-3, 1e-6)}, unread=frozenset({"table"}),
+                also_moved=rows * width * table.element_size())  # fmt: skip
 
 
 def _norm(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
@@ -281,12 +293,15 @@ def _attended(facts: Mapping[str, Any], lengths: list[int], counts: list[int], r
     if facts["phase"] == "decode":
         parts = workspace(sequences, heads, dim, torch.device(device))
         values |= {name: part.fill_(float("nan")) for name, part in zip(("partial", "log_sum"), parts, strict=True)}
-    seen = sum(count * (2 * length - count + 1) // 2 for count, length in zip(real, lengths, strict=True))
+    window = values["window"]
+    ends = [range(length - count + 1, length + 1) for count, length in zip(real, lengths, strict=True)]
+    seen = sum(min(keys, window) for each in ends for keys in each)
+    cells = sum(min(length, window + count) for count, length in zip(real, lengths, strict=True))
     bound = (8 / 3 * 1e-3, 4e-3) if form == "INT4" else (2e-3, 3e-3)
     return Case(
         values, {"rows": rows, "sequences": sequences, "n": 0}, {"out": expected}, {"out": bound},
         operations=4.0 * seen * heads * dim,
-        also_moved=2 * sum(lengths) * kv_heads * CACHE_FORMATS[form].cell_bytes(dim),
+        also_moved=2 * cells * kv_heads * CACHE_FORMATS[form].cell_bytes(dim),
         unread=frozenset({"k_cache", "v_cache", "partial", "log_sum"}),
     )  # fmt: skip
 
@@ -296,6 +311,7 @@ def _starts(counts: list[int], device: str) -> Tensor:
 
 
 _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
+    "embedding": _embedding,
     "linear": _linear,
     "rms_norm": _norm,
     "add_rms_norm": _norm,

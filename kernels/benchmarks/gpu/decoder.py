@@ -1,7 +1,7 @@
 """A decoder of random weights on a GPU, out of a Program and the registered kernels; its graphs, and its speed.
 
-What no kernel serves runs as plain torch and is listed. Weights are random words in the kernels' layout, so a model of
-a billion weights is there at once; where a reference is wanted they are unpacked.
+The rows whose logits are wanted are gathered as the embedding gathers its table's. Weights are random words in the
+kernels' layout, so a model of a billion weights is there at once; where a reference is wanted they are unpacked.
 """
 
 from __future__ import annotations
@@ -86,10 +86,7 @@ def _random_matrix(weight: Weight, device: str) -> tuple[Tensor, Tensor]:
 
 
 class Decoder:
-    """A program bound to kernels on a device.
-
-    fallbacks: op and phase -> nodes that run as plain torch.
-    """
+    """A program bound to kernels on a device; ValueError, when a step is bound, for a node that has none."""
 
     def __init__(
         self, program: Program, weights: RandomWeights, *, max_tokens: int, max_seqs: int, max_model_len: int,
@@ -118,7 +115,6 @@ class Decoder:
         self._parts = workspace(max_seqs, heads, program.kv[0].head_dim, torch.device(device))
         self._last = torch.zeros(max_seqs, program.hidden_size, dtype=torch.float16, device=device)
         self._specs = list(kernels().values())
-        self.fallbacks: dict[str, int] = {}
         everywhere = [place for each in CLASSES.values() for place in places(program, ahead.target, each)]
         everywhere += [_of_rows(place, 1) for place in everywhere]  # the head has a row a sequence
         found = [(place.facts, choose(place, self._specs)) for place in everywhere]
@@ -161,11 +157,13 @@ class Decoder:
             place = _of_rows(place, sequences)
         chosen = choose(place, self._specs)
         if isinstance(chosen, str):
-            return [self._plain(node, place, values)]
+            raise ValueError(f"{node.name}: {chosen}")
         before: list[Call] = []
         if head:
-            source, rows, last = values["source"], self.inputs["logits_rows"][:sequences], values["x"]
-            before = [lambda: torch.index_select(source, 0, rows, out=last)]
+            facts = {**place.facts, "op": "embedding", "width": self.program.hidden_size, "table": "fp16", "scale": 1.0}
+            rows = {"token_ids": self.inputs["logits_rows"][:sequences], "table": values["source"]}
+            gathered = {**rows, "out": values["x"], "scale": 1.0}
+            before = [self._ahead.launch(kernels()["embedding"], facts, {"rows": sequences}, gathered).launch]
         sizes = {"rows": sequences if head else tokens, "sequences": sequences, "n": values.get("n", 0)}
         return before + [self._ahead.launch(spec, place.facts, sizes, values).launch for spec in chosen]
 
@@ -199,7 +197,7 @@ class Decoder:
             case "gated_act":
                 return {"gate_up": first, "out": out}
             case "embedding":
-                return {"ids": first, "table": arrays["table"], "out": out}
+                return {"token_ids": first, "table": arrays["table"], "out": out, "scale": node.attrs["scale"]}
         k_cache, v_cache = self.caches[node.layer or 0]
         shared = {"k_cache": k_cache, "v_cache": v_cache, "k_scale": arrays["k_scale"], "v_scale": arrays["v_scale"]}
         if node.op == "qk_norm_rope_kv_write":
@@ -215,14 +213,6 @@ class Decoder:
             "tokens": tokens, "scale": node.attrs["scale"], "softcap": 1.0, "window": NO_WINDOW,
             "table_width": self.blocks,
         }  # fmt: skip
-
-    def _plain(self, node: Node, place: Place, values: dict[str, Any]) -> Call:
-        """The node in plain torch; ValueError for one that has neither."""
-        key = f"{node.op} ({place.bucket_class.name})"
-        self.fallbacks[key] = self.fallbacks.get(key, 0) + 1
-        if node.op == "embedding":
-            return lambda: torch.index_select(values["table"], 0, values["ids"], out=values["out"])
-        raise ValueError(f"{node.name}: no kernel and no plain form of {node.op}")
 
 
 def _of_rows(place: Place, rows: int) -> Place:
@@ -291,7 +281,6 @@ def check_graphs(section: Section, dry: bool) -> None:
             cache.copy_(torch.randint(-90, 91, cache.shape, dtype=torch.int8))
     _compare(section, decoder, weights, [length, length - 5, length - 10], prompts=True)
     _compare(section, decoder, weights, [length, length - 5, length - 10], prompts=False)
-    section.notes.append("in plain torch: " + (", ".join(decoder.fallbacks) or "nothing"))
     sizes = (2, 3) if dry else (1, 2, 4, 8, 16, 20)
     graphs = Graphs(Device(decoder, not dry), {"decode": sizes, "prefill": ()}, decoder.blocks)
     free = _free(dry)
@@ -395,7 +384,6 @@ def _ours(section: Section, load: _Load, dry: bool) -> None:
     spent = _step_ms(lambda: [call() for call in calls], dry, 3)
     finite = bool(decoder.logits[:1].isfinite().all())
     section.rows.append({"what": f"prompt of {prompt}", "ms launch by launch": spent, "ok": finite})
-    section.notes.append("in plain torch: " + (", ".join(decoder.fallbacks) or "nothing"))
 
 
 def _transformers(section: Section, load: _Load, dry: bool) -> None:

@@ -12,6 +12,7 @@ def kernels() -> dict[str, KernelSpec]:
     """Every kernel by name, in the order in which their specs are asked; ModuleNotFoundError without triton."""
     from quantkit_kernels.triton import (  # by name, so that a build sees what it depends on
         add_rms_norm,
+        embedding,
         gated_act,
         linear_w4a16,
         linear_w8a16,
@@ -22,7 +23,7 @@ def kernels() -> dict[str, KernelSpec]:
     )
 
     linears, attention = (linear_w4a16, linear_w8a16), (qk_norm_rope_kv_write, paged_attention, paged_prefill)
-    files = (*linears, add_rms_norm, *attention, gated_act, sample)
+    files = (*linears, embedding, add_rms_norm, *attention, gated_act, sample)
     return {spec.name: spec for file in files for spec in file.SPECS}
 
 

@@ -3,8 +3,8 @@
 Facts are a plain dictionary about one place in a model: they come from a program node, name no quantkit type, and
 hold whatever the kernel's op needs. A kernel reads what it knows and ignores the rest. Every set of facts holds
 
-    op      the program op: linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act, paged_attention,
-            sample
+    op      the program op: embedding, linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act,
+            paged_attention, sample
     sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
     phase   "decode" (one token a sequence) or "prefill"
     rows    "few" (at most 16 rows) or "many"
@@ -13,6 +13,7 @@ hold whatever the kernel's op needs. A kernel reads what it knows and ignores th
 and, by op,
 
     linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16")
+    embedding               width, table (its type: "fp16", "bf16", "fp32"), scale
     rms_norm, add_rms_norm  width, eps, offset
     qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, block_size, cache (a
                             name of `cache_formats`: "INT8")
