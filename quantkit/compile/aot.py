@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "TRITON_DEFAULT_FP_FUSION": "1",  # the default differs between releases, and is part of Triton's cache key
     "TRITON_INTERPRET": "0",
 }
-_FLOATS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+_FLOATS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "fp8e4nv": "float8_e4m3fn"}
 _POINTERS = {**_FLOATS, "i8": "int8", "u8": "uint8", "i32": "int32", "i64": "int64"}
 
 

@@ -120,6 +120,8 @@ def choose(place: Place, specs: Sequence[KernelSpec]) -> list[KernelSpec] | str:
     for launch in sorted({spec.launch for spec in mine}):
         refusals = {spec: spec.refusal(place.facts) for spec in mine if spec.launch == launch}
         fitting = next((spec for spec, reason in refusals.items() if reason is None), None)
+        if fitting is None and all(spec.optional for spec in refusals):
+            continue
         if fitting is None:
             return "; ".join(dict.fromkeys(str(reason) for reason in refusals.values()))
         chosen.append(fitting)

@@ -19,6 +19,7 @@ from quantkit_kernels.triton import Fact, kernels
 
 _COMMON: dict[str, Fact] = {"phase": "decode", "rows": "few", "dtype": "fp16"}
 _LINEAR: dict[str, Fact] = {"op": "linear", "n": 4096, "k": 4096, "bias": False, "scale": "bf16", "symmetric": True}
+_NORM: dict[str, Fact] = {"width": 2048, "eps": 1e-6, "offset": 0.0}
 _HEADS: dict[str, Fact] = {"num_heads": 32, "num_kv_heads": 8, "cache": "INT8", "block_size": 16}
 _ROPE: dict[str, Fact] = {"op": "qk_norm_rope_kv_write", **_HEADS, "eps": 1e-6, "offset": 0.0}
 _ATTENTION: dict[str, Fact] = {"op": "paged_attention", **_HEADS, "scale": 0.125, "softcap": 0.0, "window": 0}
@@ -36,16 +37,32 @@ def _linear_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
         yield f"linear_w4a16_{rows}", "g64 K=576 bias", {
             **_LINEAR, "rows": rows, "bits": 4, "group_size": 64, "n": 1536, "k": 576, "bias": True,
         }  # fmt: skip
-        yield f"linear_w8a16_{rows}", "", {**_LINEAR, "rows": rows, "bits": 8, "group_size": 0}
+        eight: dict[str, Fact] = {**_LINEAR, "rows": rows, "bits": 8, "group_size": 0}
+        yield f"linear_w8a16_{rows}", "", eight
+        for form, quant in (("w8a8", "int8"), ("fp8", "fp8")):
+            yield f"linear_{form}_{rows}", "", {**eight, "quant": quant}
+            yield f"linear_{form}_{rows}", "K=576 bias", {**eight, "quant": quant, "n": 1536, "k": 576, "bias": True}
 
 
 def _other_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
     yield "embedding", "bf16", {"op": "embedding", "width": 2048, "table": "bf16", "scale": 1.0}
+    yield "split_k_reduce", "", {**_LINEAR, "bits": 4, "group_size": 128}
+    yield "split_k_reduce", "int8 bias", {**_LINEAR, "bits": 8, "group_size": 0, "bias": True, "quant": "int8"}
     for op in ("rms_norm", "add_rms_norm"):
-        yield op, "2048", {"op": op, "width": 2048, "eps": 1e-6, "offset": 0.0}
+        yield op, "2048", {**_NORM, "op": op}
     yield "gated_act", "silu", {"op": "gated_act", "width": 8192, "activation": "silu"}
     yield "sample", "", {"op": "sample", "vocab": 49152}
     yield "qk_norm_rope_kv_write", "INT8 128", {**_ROPE, "head_dim": 128, "rotary_dim": 128, "qk_norm": False}
+    for quant in ("int8", "fp8"):
+        yield "rms_norm", f"2048 {quant}", {**_NORM, "op": "rms_norm", "quant": quant}
+        yield "add_rms_norm", f"16384 {quant} kept", {
+            **_NORM, "op": "add_rms_norm", "width": 16384, "quant": quant, "keep": True,
+        }  # fmt: skip
+        for width in (8192, 28672):
+            yield "gated_act_quant", f"silu {width} {quant}", {
+                "op": "gated_act", "width": width, "activation": "silu", "quant": quant,
+            }  # fmt: skip
+        yield "quantize_per_token", f"4096 {quant}", {"op": "quantize_per_token", "width": 4096, "quant": quant}
 
 
 def _cache_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
@@ -69,10 +86,16 @@ CASES: dict[str, tuple[str, dict[str, Fact]]] = {
 """Name -> kernel and facts, over every kernel and what changes its code most."""
 
 
+def refusal(case: str, target: str) -> str | None:
+    """Why there is no code of that case for the target, if so."""
+    kernel, facts = CASES[case]
+    return kernels()[kernel].refusal({**facts, "sm": capability(target)})
+
+
 def measure(
     cases: Iterable[str], targets: Iterable[str], cache: Path, workers: int, step: Callable[[int, int, str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Compile the named cases for the targets that serve them and read what came out: `{"<case> | <target>": row}`.
+    """Compile the named cases for the targets that can have them and read what came out: `{"<case> | <target>": row}`.
 
     A row: registers, spill_bytes, shared_bytes, instructions, matrix, wide_loads (16 bytes), local (spilling
     instructions), loop and loop_barriers (`sass.Code`), and for linear kernels per_weight: the main loop's instructions
@@ -83,10 +106,10 @@ def measure(
     jobs: dict[str, dict[str, Job]] = {}
     for target in targets:
         for case in cases:
+            if refusal(case, target) is not None:
+                continue
             kernel, plain = CASES[case]
             spec, facts = specs[kernel], {**plain, "sm": capability(target)}
-            if spec.refusal(facts) is not None:
-                continue
             key = keys[case, target] = key_of(specialisation(spec, facts), target, versions(target))
             jobs.setdefault(target, {})[key] = Job(key, spec.function.__module__, kernel, facts)
     absent = {

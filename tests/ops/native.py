@@ -26,6 +26,11 @@ def int32(values: list[int] | Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int32)
 
 
+def between(low: int, high: int) -> int:
+    """A random size, both ends included, of the test's own seed."""
+    return int(torch.randint(low, high + 1, ()))
+
+
 class TensorCalls:
     """A `cpu.CallList` that takes tensors, as references make them."""
 

@@ -13,7 +13,7 @@ from quantkit.program.ir import Program
 from quantkit_kernels.ops import linear as op
 from quantkit_kernels.triton.layout import GpuMatrix, pack_matrix, unpack_words
 from quantkit_kernels.triton.linear import linear
-from tests.ops.native import GUARD, poisoned
+from tests.ops.native import GUARD, between, poisoned
 
 INT4 = [(group, symmetric) for group in (32, 64, 128) for symmetric in (True, False)]
 
@@ -61,6 +61,20 @@ def test_int4_many_rows_equal_the_reference(t: int, n: int, k: int, group: int, 
     if k % group:
         k += group - k % group
     check(t, *quantized(n, k, 4, group, symmetric=symmetric), bias=bool(n % 2))
+
+
+@pytest.mark.parametrize(("group", "symmetric"), INT4)
+def test_int4_equals_the_reference_at_any_size(group: int, symmetric: bool) -> None:
+    n, k = between(1, 150), group * between(1, 640 // group)
+    check(between(1, 300), *quantized(n, k, 4, group, symmetric=symmetric), bias=bool(n % 2))
+
+
+@pytest.mark.parametrize("zero", [-8, 7])
+def test_the_outermost_zero_points_are_taken_off_exactly(zero: int) -> None:
+    codes = torch.arange(128).remainder(16).sub(8).to(torch.int8)[None]
+    table = torch.full((1, 1), zero, dtype=torch.int8)
+    out = linear(torch.eye(128).half(), pack_matrix(codes, torch.ones(1, 1).half(), table, bits=4, group_size=128))
+    assert torch.equal(out[:, 0], codes[0].half() - zero)
 
 
 @pytest.mark.parametrize(("t", "n", "k"), [(1, 40, 128), (16, 33, 100), (5, 64, 576), (70, 65, 576), (20, 1, 33)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quantkit.compile.gates import CASES, measure, tool_versions
+from quantkit.compile.gates import CASES, measure, refusal, tool_versions
 from quantkit.compile.targets import SHARED_BYTES, TARGETS
 from quantkit_kernels.triton import kernels
 
@@ -45,11 +45,16 @@ def todays(version: str = metadata.version("triton")) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("version", TABLES)
 def test_the_table_holds_every_kernel_on_every_target(version: str) -> None:
-    wanted = {f"{case} | {target}" for case in CASES for target in TARGETS}
-    refused = wanted - set(TABLES[version]["rows"])
-    assert set(TABLES[version]["rows"]) <= wanted
-    assert refused == {f"{case} | {target}" for case in CASES if " FP8 " in case for target in ("sm_80", "sm_86")}
+    served = {f"{case} | {target}" for case in CASES for target in TARGETS if refusal(case, target) is None}
+    assert set(TABLES[version]["rows"]) == served
     assert {kernel for kernel, _ in CASES.values()} == set(kernels())
+
+
+def test_a_target_goes_without_a_kernel_only_where_it_has_no_fp8() -> None:
+    refused = {(case, target): said for case in CASES for target in TARGETS if (said := refusal(case, target))}
+    fp8 = {case for case, (_, facts) in CASES.items() if facts.get("quant") == "fp8"}
+    assert set(refused) == {(case, target) for case in fp8 for target in ("sm_80", "sm_86")}
+    assert refused["linear_fp8_few", "sm_86"] == "sm_86 has no FP8 arithmetic: it begins with sm_89"
 
 
 @pytest.mark.parametrize("version", TABLES)
@@ -71,6 +76,19 @@ def test_dots_are_matrix_instructions() -> None:
     assert set().union(*(kinds[name] for name in rows("linear_w4a16_few"))) == {"HMMA"}
 
 
+def test_codes_are_multiplied_as_codes() -> None:
+    for case, target, kind in (
+        ("linear_w8a8_few", "", "IMMA"),
+        ("linear_w8a8_many", "sm_80", "IMMA"),
+        ("linear_w8a8_many", "sm_90", "IGMMA"),
+        ("linear_fp8_many", "sm_89", "QMMA"),
+        ("linear_fp8_many", "sm_90", "QGMMA"),
+        ("linear_fp8_many", "sm_100", "UTCQMMA"),
+        ("linear_fp8_many", "sm_120", "QMMA"),
+    ):
+        assert set().union(*(row["matrix"] for row in rows(case, target).values())) == {kind}, f"{case} {target}"
+
+
 def test_weights_are_read_sixteen_bytes_at_a_time() -> None:
     assert all(row["wide_loads"] >= 8 for row in rows("linear").values())
 
@@ -84,8 +102,18 @@ def test_weights_are_read_sixteen_bytes_at_a_time() -> None:
         ("linear_w4a16_few g128", "sm_90", 4.0),
         ("linear_w4a16_few g64", "sm_90", 4.3),
         ("linear_w4a16_few g32", "sm_90", 5.0),
+        ("linear_w4a16_few g128 asymmetric", "sm_80", 5.0),
+        ("linear_w4a16_few g64 asymmetric", "sm_80", 5.3),
+        ("linear_w4a16_few g32 asymmetric", "sm_80", 6.5),
+        ("linear_w4a16_few g128 asymmetric", "sm_90", 4.6),
+        ("linear_w4a16_few g64 asymmetric", "sm_90", 5.0),
+        ("linear_w4a16_few g32 asymmetric", "sm_90", 6.5),
         ("linear_w8a16_few", "sm_80", 5.0),
         ("linear_w8a16_few", "sm_90", 4.0),
+        ("linear_w8a8_few", "sm_80", 1.5),
+        ("linear_w8a8_few", "sm_90", 1.5),
+        ("linear_fp8_few", "sm_89", 1.5),
+        ("linear_fp8_few", "sm_90", 2.5),
     ],
 )
 def test_a_weight_costs_few_instructions_in_decode(case: str, target: str, most: float) -> None:

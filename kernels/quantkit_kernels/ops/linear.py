@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quantkit_kernels.ops import quantize
+
 BLOCK = 128
 """Channels of a row that share a scale when it is quantized on the fly, at most; a block never spans two groups."""
-SMALLEST = 1e-30
-"""A block whose largest magnitude is below this is all zero."""
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -26,16 +26,10 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def codes_of(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
     """Integers (as float32) `[..., n]` and what one stands for, float32 `[..., 1]`; the largest of a row is `most`.
 
-    Ties round to even. A row that is not finite gets NaN.
+    Ties round to even. A row that is not finite gets zeros and NaN.
     """
-    x = x.to(torch.float32)
-    top = x.abs().amax(-1, keepdim=True)
-    live = top >= SMALLEST
-    bound = torch.full_like(top, most)  # torch takes a number over a tensor by way of the reciprocal: another rounding
-    codes = torch.where(live, x * (bound / torch.where(live, top, 1.0)), 0.0).round()
-    unit = torch.where(live, top / most, 0.0)
-    broken = ~torch.isfinite(x).all(-1, keepdim=True)
-    return torch.where(broken, 0.0, codes), torch.where(broken, torch.nan, unit)
+    values, unit = quantize.spread(x, most)
+    return values.round(), unit
 
 
 def of_codes(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
@@ -59,4 +53,16 @@ def of_codes(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor | None = None
             dots = held.double() @ weights[:, start : start + BLOCK].T
             factor = scale[:, g].to(torch.float32) * x_scale
             total = torch.addcmul(total.double(), dots, factor.double()).to(torch.float32)
+    return total if bias is None else total + bias.to(torch.float32)
+
+
+def of_token_codes(x: Tensor, x_scale: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`(x · x_scale) @ (codes · scale).T + bias` where rows of both sides are codes with one scale a row.
+
+    x: int8 or float8_e4m3fn `[T, K]`; x_scale: float32 `[T]`; codes: of the same type, `[N, K]`; scale: any float
+    `[N]`; bias: `[N]` or None. Returns float32 `[T, N]`: the sum of products (of integers: exact) times x_scale, times
+    scale.
+    """
+    dots = (x.double() @ codes.double().T).to(torch.float32)
+    total = dots * x_scale[:, None] * scale.to(torch.float32)
     return total if bias is None else total + bias.to(torch.float32)

@@ -14,16 +14,19 @@ def kernels() -> dict[str, KernelSpec]:
         add_rms_norm,
         embedding,
         gated_act,
+        linear_a8,
         linear_w4a16,
         linear_w8a16,
         paged_attention,
         paged_prefill,
         qk_norm_rope_kv_write,
+        quantize,
         sample,
+        split_k,
     )
 
-    linears, attention = (linear_w4a16, linear_w8a16), (qk_norm_rope_kv_write, paged_attention, paged_prefill)
-    files = (*linears, embedding, add_rms_norm, *attention, gated_act, sample)
+    linears, attention = (linear_w4a16, linear_w8a16, linear_a8), (qk_norm_rope_kv_write, paged_attention, paged_prefill)
+    files = (*linears, embedding, add_rms_norm, *attention, gated_act, quantize, split_k, sample)
     return {spec.name: spec for file in files for spec in file.SPECS}
 
 

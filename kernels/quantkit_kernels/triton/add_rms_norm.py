@@ -6,11 +6,12 @@
 The norm reads `s` as it was stored, so the fused op and the two apart give the same bits; sums run in FP32 whatever
 the types. Without a residual the same kernel is `rms_norm`. y may be x and residual_out may be residual: every column
 is read before it is written.
+
+With `codes` and `scale` the program, which holds its row, quantizes y as it would be stored (`quantize_row`); y itself
+is then written only for who else reads it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 import triton
@@ -18,6 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from quantkit_kernels.triton.operands import FLOATS, expect
+from quantkit_kernels.triton.quantize import (
+    outputs,
+    quant_pointers,
+    quant_refusal,
+    quantize_row,
+    row_constants,
+    row_grid,
+    row_warps,
+)
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 
 WIDEST = 16384
@@ -26,10 +36,11 @@ WIDEST = 16384
 
 @triton.jit
 def add_rms_norm_kernel(
-    x, residual, weight, y, residual_out, eps, offset, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    x, residual, weight, y, residual_out, codes, scale, eps, offset, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Programs (row): y, and residual_out where there is a residual."""
-    row = tl.program_id(0).to(tl.int64) * WIDTH
+    """Programs (row): y, codes and scale, and residual_out where there is a residual; outputs left out are None."""
+    at = tl.program_id(0)
+    row = at.to(tl.int64) * WIDTH
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     value = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
@@ -41,7 +52,11 @@ def add_rms_norm_kernel(
     # Asked for before the sum's barrier, so that it does not wait behind it.
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
     inverse = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
-    tl.store(y + row + column, (value * inverse * gain).to(y.dtype.element_ty), mask=inside)
+    normed = (value * inverse * gain).to(x.dtype.element_ty)
+    if y is not None:
+        tl.store(y + row + column, normed, mask=inside)
+    if codes is not None:
+        quantize_row(normed.to(tl.float32), codes, scale, at, column, inside, WIDTH)
 
 
 def add_rms_norm(
@@ -74,61 +89,95 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, y: Tens
     return y
 
 
+def add_rms_norm_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    *,
+    dtype: torch.dtype = torch.int8,
+    y: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    codes: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`add_rms_norm` whose y comes as codes, int8 or float8_e4m3fn `[T, H]`, with scales, float32 `[T]`.
+
+    Returns `(codes, scale, residual_out)`; y is written too where it is given. ValueError as above.
+    """
+    expect("residual", residual, tuple(x.shape), FLOATS)
+    codes, scale = outputs(x, x.shape[0], x.shape[1], dtype, codes, scale)
+    residual_out = torch.empty_like(residual) if residual_out is None else residual_out
+    expect("residual_out", residual_out, tuple(x.shape), FLOATS)
+    _launch(x, residual, weight, y, residual_out, eps, offset, codes, scale)
+    return codes, scale, residual_out
+
+
+def rms_norm_quant(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float = 0.0,
+    *,
+    dtype: torch.dtype = torch.int8,
+    y: Tensor | None = None,
+    codes: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` whose result comes as `(codes, scale)`, as in `add_rms_norm_quant`."""
+    codes, scale = outputs(x, x.shape[0], x.shape[1], dtype, codes, scale)
+    _launch(x, None, weight, y, None, eps, offset, codes, scale)
+    return codes, scale
+
+
 def _launch(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
-    y: Tensor,
+    y: Tensor | None,
     residual_out: Tensor | None,
     eps: float,
     offset: float,
+    codes: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> None:
     rows, width = x.shape
     if width > WIDEST:
         raise ValueError(f"rows of {width} columns are wider than the norm kernel's {WIDEST}")
     expect("x", x, (None, width), FLOATS)
     expect("weight", weight, (width,), FLOATS)
-    expect("y", y, (rows, width), FLOATS)
+    if y is not None:
+        expect("y", y, (rows, width), FLOATS)
     if rows:
         add_rms_norm_kernel[(rows,)](
-            x, residual, weight, y, residual_out, eps, offset, **_constants(width), num_warps=_warps(width)
-        )
-
-
-def _constants(width: int) -> dict[str, int]:
-    return {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
-
-
-def _warps(width: int) -> int:
-    """Eight columns a thread where the row allows: one 16-byte load of FP16."""
-    return min(16, max(1, triton.next_power_of_2(width) // 256))
+            x, residual, weight, y, residual_out, codes, scale, eps, offset,
+            **row_constants(width), num_warps=row_warps(width),
+        )  # fmt: skip
 
 
 def _refusal(facts: Facts) -> str | None:
     if int(facts["width"]) > WIDEST:
         return f"rows of {facts['width']} columns are wider than {WIDEST}"
-    return None
+    return quant_refusal(facts)
 
 
 def _signature(facts: Facts) -> Signature:
     """dtype is the type of x and y; residual_dtype (where given) that of the residual stream; the weight is FP32."""
     width = int(facts["width"])
     activation = f"*{facts['dtype']}"
-    arguments: dict[str, str | float] = {"x": activation, "weight": "*fp32", "y": activation}
-    constants: dict[str, int | None] = {**_constants(width)}
-    for name in ("residual", "residual_out"):
-        if facts["op"] == "add_rms_norm":
-            arguments[name] = f"*{facts.get('residual_dtype', facts['dtype'])}"
-        else:
-            constants[name] = None
+    stream = f"*{facts.get('residual_dtype', facts['dtype'])}" if facts["op"] == "add_rms_norm" else None
+    whole = not facts.get("quant") or bool(facts.get("keep"))
+    pointers = {
+        "x": activation, "weight": "*fp32", "y": activation if whole else None,
+        "residual": stream, "residual_out": stream, **quant_pointers(facts),
+    }  # fmt: skip
+    arguments: dict[str, str | float] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
     arguments |= {"eps": float(facts["eps"]), "offset": float(facts["offset"])}
-    return Signature(arguments, constants, num_warps=_warps(width))
-
-
-def _grid(signature: Signature, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    return (sizes["rows"], 1, 1)
+    absent = {name: None for name, type_ in pointers.items() if type_ is None}
+    return Signature(arguments, {**row_constants(width), **absent}, num_warps=row_warps(width))
 
 
 SPECS = tuple(
-    KernelSpec(op, op, add_rms_norm_kernel, _refusal, _signature, _grid) for op in ("add_rms_norm", "rms_norm")
+    KernelSpec(op, op, add_rms_norm_kernel, _refusal, _signature, row_grid) for op in ("add_rms_norm", "rms_norm")
 )

@@ -3,9 +3,9 @@
 x: float16 `[rows, K]`; weights as `layout/packing.py` lays them out; out: float16 `[rows, N]`. Products of exact
 float16 codes are summed in float32 over a group, and the sum is scaled once: a dequantized weight is never rounded.
 
-`few` serves decode, where reading the weights is all that counts: one program takes BLOCK_N rows of the weight and the
-whole of K, so nothing is split or added up later, and up to 16 rows of x are one side of a matrix instruction. `many`
-tiles rows of x too, with the weights as the instruction's left side: they stay in registers on every target.
+`few` serves decode, where reading the weights is all that counts: up to 16 rows of x are one side of a matrix
+instruction, and where rows of the weight alone leave a GPU idle, K is cut too (`split_k.py`). `many` tiles rows of x,
+with the weights as the instruction's left side: they stay in registers on every target.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import triton.language as tl
 
 from quantkit_kernels.triton.codes import UNIT, codes_int4, offset_int4
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
-from quantkit_kernels.triton.tiles import linear_grid, linear_signature
+from quantkit_kernels.triton.split_k import split_blocks, split_constant, store_part, sums_go
+from quantkit_kernels.triton.tiles import form_refusal, linear_grid, linear_signature
 
 GROUP_SIZES = (32, 64, 128)
 
@@ -30,28 +31,30 @@ def linear_w4a16_few(
     zero,
     bias,
     out,
+    partial,
     rows,
     n,
     k,
     GROUP: tl.constexpr,
+    SPLITS: tl.constexpr,
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128."""
+    """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128. More SPLITS than one go to `partial`."""
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, 32)
     at = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live, inside = (row < rows)[:, None], at < n
-    blocks = tl.cdiv(k, 128)
-    words += at[:, None] * (blocks * 16) + tl.arange(0, 16)[None, :]
-    x += row[:, None] * k + column[None, :]
-    scale += at
+    first, last = split_blocks(k, SPLITS)
+    words = words + first * 16 + (at[:, None] * (tl.cdiv(k, 128) * 16) + tl.arange(0, 16)[None, :])
+    x = x + first * 128 + (row[:, None] * k + column[None, :])
+    scale = scale + first * (128 // GROUP) * n + at
     if zero is not None:
-        zero += at
+        zero = zero + first * (128 // GROUP) * n + at
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in tl.range(0, blocks, num_stages=STAGES):
+    for block in tl.range(first, last, num_stages=STAGES):
         packed = tl.load(words, mask=inside[:, None], other=0)
         for group in tl.static_range(128 // GROUP):
             group_scale = tl.load(scale + group * n, mask=inside, other=0.0).to(tl.float32)
@@ -69,9 +72,13 @@ def linear_w4a16_few(
         if zero is not None:
             zero += (128 // GROUP) * n
     total *= UNIT
-    if bias is not None:
-        total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=live & inside[None, :])
+    wanted = live & inside[None, :]
+    if SPLITS > 1:
+        store_part(partial, total, row, at, n, wanted)
+    else:
+        if bias is not None:
+            total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=wanted)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -129,8 +136,9 @@ def linear_w4a16_many(
 
 def _refusal(facts: Facts, rows: str) -> str | None:
     group, k = int(facts["group_size"]), int(facts["k"])
-    if facts["bits"] != 4 or facts["dtype"] != "fp16":
-        return f"no kernel for {facts['bits']}-bit weights and {facts['dtype']} activations"
+    unfit = form_refusal(facts, 4)
+    if unfit:
+        return unfit
     if facts["rows"] != rows:
         return f"serves {rows} rows"
     if group not in GROUP_SIZES or k % group:
@@ -144,10 +152,9 @@ def _signature(facts: Facts) -> Signature:
         "words": "*i32",
         "scale": f"*{facts['scale']}",
         "zero": None if facts["symmetric"] else "*fp16",
-        "bias": "*fp16" if facts["bias"] else None,
-        "out": "*fp16",
+        **sums_go(facts, "*fp32", {"bias": "*fp16" if facts["bias"] else None}),
     }
-    return linear_signature(facts, pointers, {"GROUP": int(facts["group_size"])})
+    return linear_signature(facts, pointers, {"GROUP": int(facts["group_size"]), **split_constant(facts)})
 
 
 def _spec(function: Any, rows: str) -> KernelSpec:

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from quantkit_kernels.triton.codes import UNIT, codes_int8
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
-from quantkit_kernels.triton.tiles import linear_grid, linear_signature
+from quantkit_kernels.triton.split_k import split_blocks, split_constant, store_part, sums_go
+from quantkit_kernels.triton.tiles import form_refusal, linear_grid, linear_signature
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -23,36 +24,42 @@ def linear_w8a16_few(
     scale,
     bias,
     out,
+    partial,
     rows,
     n,
     k,
+    SPLITS: tl.constexpr,
     WHOLE_BLOCKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128."""
+    """At most BLOCK_M (16) rows; WHOLE_BLOCKS: K is a multiple of 128. More SPLITS than one go to `partial`."""
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, 32)
     at = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live, inside = (row < rows)[:, None], at < n
-    blocks = tl.cdiv(k, 128)
-    words += at[:, None] * (blocks * 32) + tl.arange(0, 16)[None, :]
-    x += row[:, None] * k + column[None, :]
+    first, last = split_blocks(k, SPLITS)
+    words += at[:, None] * (tl.cdiv(k, 128) * 32) + first * 32 + tl.arange(0, 16)[None, :]
+    x += row[:, None] * k + first * 128 + column[None, :]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in tl.range(0, blocks, num_stages=STAGES):
+    for block in tl.range(first, last, num_stages=STAGES):
         for half in tl.static_range(2):
             packed = tl.load(words + half * 16, mask=inside[:, None], other=0)
             for i in tl.static_range(2):
-                first = half * 64 + i * 32
-                wanted = live if WHOLE_BLOCKS else live & (block * 128 + first + column < k)[None, :]
-                total = tl.dot(tl.load(x + first, mask=wanted, other=0.0), codes_int8(packed, i).T, total)
+                start = half * 64 + i * 32
+                wanted = live if WHOLE_BLOCKS else live & (block * 128 + start + column < k)[None, :]
+                total = tl.dot(tl.load(x + start, mask=wanted, other=0.0), codes_int8(packed, i).T, total)
         words += 32
         x += 128
     total *= tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)[None, :] * UNIT
-    if bias is not None:
-        total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=live & inside[None, :])
+    wanted = live & inside[None, :]
+    if SPLITS > 1:
+        store_part(partial, total, row, at, n, wanted)
+    else:
+        if bias is not None:
+            total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
+        tl.store(out + row[:, None] * n + at[None, :], total.to(tl.float16), mask=wanted)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -96,8 +103,9 @@ def linear_w8a16_many(
 
 
 def _refusal(facts: Facts, rows: str) -> str | None:
-    if facts["bits"] != 8 or facts["dtype"] != "fp16":
-        return f"no kernel for {facts['bits']}-bit weights and {facts['dtype']} activations"
+    unfit = form_refusal(facts, 8)
+    if unfit:
+        return unfit
     if facts["group_size"] or not facts["symmetric"]:
         return "8-bit weights must be symmetric, with one scale a row"
     return None if facts["rows"] == rows else f"serves {rows} rows"
@@ -108,10 +116,9 @@ def _signature(facts: Facts) -> Signature:
         "x": "*fp16",
         "words": "*i32",
         "scale": f"*{facts['scale']}",
-        "bias": "*fp16" if facts["bias"] else None,
-        "out": "*fp16",
+        **sums_go(facts, "*fp32", {"bias": "*fp16" if facts["bias"] else None}),
     }
-    return linear_signature(facts, pointers, {})
+    return linear_signature(facts, pointers, split_constant(facts))
 
 
 def _spec(function: Any, rows: str) -> KernelSpec:

@@ -4,7 +4,7 @@ Facts are a plain dictionary about one place in a model: they come from a progra
 hold whatever the kernel's op needs. A kernel reads what it knows and ignores the rest. Every set of facts holds
 
     op      the program op: embedding, linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act,
-            paged_attention, sample
+            paged_attention, sample, quantize_per_token
     sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
     phase   "decode" (one token a sequence) or "prefill"
     rows    "few" (at most 16 rows) or "many"
@@ -12,15 +12,27 @@ hold whatever the kernel's op needs. A kernel reads what it knows and ignores th
 
 and, by op,
 
-    linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16")
+    linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16");
+                            8-bit activations add quant
     embedding               width, table (its type: "fp16", "bf16", "fp32"), scale
     rms_norm, add_rms_norm  width, eps, offset
     qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, block_size, cache (a
                             name of `cache_formats`: "INT8")
     gated_act               width (of the result), activation
+    quantize_per_token      width, quant
     paged_attention         num_heads, num_kv_heads, head_dim, cache, block_size, scale, softcap (0.0: none),
                             window (0: none)
     sample                  vocab (dtype is the logits')
+
+Activations of 8 bits, codes with one dynamic scale a row, have the fact
+
+    quant   "int8" or "fp8" (e4m3, from sm_89); absent or "": they are 16-bit floats
+
+in a linear about x, and about the weight's codes, which are then of the same type, one scale a row (FP32 scales too:
+"fp32"); in norms and gated_act about the output, where `keep` (true or absent) asks for the 16-bit output beside it.
+
+A pointer that is neither an input nor an output of the op is scratch that its launches share: `partial` of a linear
+(`split_k.py`), `partial` and `log_sum` of attention.
 
 A kernel's file exports its specs as `SPECS`; `quantkit_kernels.triton.kernels()` collects them.
 """
@@ -60,6 +72,7 @@ class KernelSpec:
     refusal: why it cannot serve the facts (of its op), or None where it can; the first spec that can is taken.
     launch: 0; where an op takes several launches one after another, this one's place among them (each is chosen apart).
     phases: the phases of a step in which it is asked.
+    optional: where it refuses, its launch is left out, and the op is served without.
     signature: how it is specialised for the facts; equal signatures are compiled once.
     grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
         `rows`, `n` and, for attention, `sequences`.
@@ -73,3 +86,4 @@ class KernelSpec:
     grid: Callable[[Signature, Mapping[str, int]], tuple[int, int, int]]
     launch: int = 0
     phases: tuple[str, ...] = ("decode", "prefill")
+    optional: bool = False

@@ -15,7 +15,12 @@ from quantkit_kernels.triton.spec import Facts, Signature
 FEW_ROWS = 16
 """Rows of x that one matrix instruction takes: the most a `few` kernel serves."""
 WIDE = 4096
-"""Rows of the weight from which a GPU has enough tiles of 64 to be busy; below, tiles of 32."""
+"""Rows of the weight from which a `few` kernel takes tiles of 64; below, tiles of 32."""
+
+
+def few_block(n: int) -> int:
+    """Rows of the weight that a program of a `few` kernel takes."""
+    return 64 if n >= WIDE else 32
 
 
 def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants: Mapping[str, Any]) -> Signature:
@@ -25,8 +30,8 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
     points included, and not only the ones that feed a dot.
     """
     n, k = int(facts["n"]), int(facts["k"])
-    many, wide = facts["rows"] == "many", n >= WIDE
-    block_n, stages = 64 if many or wide else 32, 3 if many else 4
+    few = facts["rows"] == "few"
+    block_n, stages = few_block(n) if few else 64, 4 if few else 3
     arguments: dict[str, str | int | float] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
@@ -34,7 +39,7 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
             **{name: None for name, type_ in pointers.items() if type_ is None},
             **constants,
             "WHOLE_BLOCKS": k % 128 == 0,
-            "BLOCK_M": FEW_ROWS if not many else 32 if facts["group_size"] == 32 else 64,  # 64 spills on sm_120
+            "BLOCK_M": FEW_ROWS if few else 32 if facts["group_size"] == 32 else 64,  # 64 spills on sm_120
             "BLOCK_N": block_n,
             "STAGES": stages,
         },
@@ -43,7 +48,15 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
     )
 
 
+def form_refusal(facts: Facts, bits: int, quant: str | None = None) -> str | None:
+    """Why a kernel for weights of `bits` and activations that come as `quant` cannot serve the facts, if so."""
+    given = facts.get("quant") or None
+    if facts["bits"] == bits and given == quant and facts["dtype"] == "fp16":
+        return None
+    return f"no kernel for {facts['bits']}-bit weights and {given or facts['dtype']} activations"
+
+
 def linear_grid(how: Signature, sizes: Mapping[str, int]) -> tuple[int, int, int]:
-    """Blocks of a launch: tiles of the weight's rows, then tiles of x's rows."""
-    block_m, block_n = how.constants["BLOCK_M"], how.constants["BLOCK_N"]
-    return triton.cdiv(sizes["n"], block_n), triton.cdiv(sizes["rows"], block_m), 1
+    """Blocks of a launch: tiles of the weight's rows, tiles of x's rows, splits of K."""
+    block_m, block_n, parts = (int(str(how.constants.get(name, 1))) for name in ("BLOCK_M", "BLOCK_N", "SPLITS"))
+    return triton.cdiv(sizes["n"], block_n), triton.cdiv(sizes["rows"], block_m), parts
