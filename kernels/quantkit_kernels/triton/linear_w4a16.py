@@ -47,7 +47,10 @@ def linear_w4a16_few(
     column = tl.arange(0, 32)
     at = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     live, inside = (row < rows)[:, None], at < n
-    first, last = split_blocks(k, SPLITS)
+    if SPLITS > 1:
+        first, last = split_blocks(k, SPLITS)
+    else:
+        first, last = 0, tl.cdiv(k, 128)
     words = words + first * 16 + (at[:, None] * (tl.cdiv(k, 128) * 16) + tl.arange(0, 16)[None, :])
     x = x + first * 128 + (row[:, None] * k + column[None, :])
     scale = scale + first * (128 // GROUP) * n + at
