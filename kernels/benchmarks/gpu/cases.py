@@ -24,11 +24,12 @@ from quantkit_kernels.ops import (
     linear,
     paged_attention,
     qk_norm_rope_kv_write,
+    quantize,
     rms_norm,
     sample,
 )
 from quantkit_kernels.triton import Fact, KernelSpec
-from quantkit_kernels.triton.layout import pack_matrix
+from quantkit_kernels.triton.layout import pack_matrix, pad_rows
 
 BLOCK = 16
 NO_WINDOW = 2**31 - 1
@@ -101,7 +102,43 @@ def _half(*shape: int, device: str, spread: float = 1.0) -> Tensor:
     return (torch.randn(*shape, device=device) * spread).half()
 
 
+QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CODE_STEPS = {"int8": (0.0, 1.0), "fp8": (0.126, 2.0**-9)}
+"""A code next to the reference's: its value may lie at the edge between two."""
+
+
+def _linear_codes(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    """Codes times codes, one scale a row on both sides."""
+    n, k, form = int(facts["n"]), int(facts["k"]), QUANTIZED[str(facts["quant"])]
+    x, x_scale = quantize.reference(torch.randn(rows, k, device=device), form)
+    codes, scale = quantize.reference(torch.randn(n, k, device=device), form)
+    packed = pad_rows(codes, scale.to(TYPES[str(facts["scale"])]))
+    bias = _half(n, device=device) if facts["bias"] else None
+    values = {
+        "x": x, "x_scale": x_scale, "codes": packed.codes, "scale": packed.scale, "bias": bias, **_parts(facts, device),
+        "out": torch.empty(rows, n, dtype=torch.float16, device=device), "rows": rows, "n": n, "k": k,
+    }  # fmt: skip
+    expected = linear.of_token_codes(x, x_scale, codes, packed.scale, bias)
+    return Case(
+        values, {"rows": rows, "n": n}, {"out": expected}, {"out": (1e-3, 1e-4 * float(expected.abs().max()))},
+        operations=2.0 * rows * n * k, unread=frozenset({"partial"}),
+    )  # fmt: skip
+
+
+def _parts(facts: Mapping[str, Any], device: str) -> dict[str, Tensor]:
+    """Room for the sums of K's parts, of no use yet, where K is cut."""
+    from quantkit_kernels.triton.split_k import splits
+
+    parts = splits(facts)
+    if parts == 1:
+        return {}
+    kind = torch.int32 if facts.get("quant") == "int8" else torch.float32
+    return {"partial": torch.full((parts, 16, int(facts["n"])), -77, dtype=kind, device=device)}
+
+
 def _linear(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    if facts.get("quant"):
+        return _linear_codes(facts, rows, length, device)
     n, k, bits, group = (int(facts[name]) for name in ("n", "k", "bits", "group_size"))
     if bits not in (4, 8):
         raise ValueError(f"this check packs no {bits}-bit weights")
@@ -117,12 +154,14 @@ def _linear(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Ca
         "x": x, "words": packed.words.to(device), "scale": packed.scale.to(device),
         "zero": None if packed.zero is None else packed.zero.to(device), "bias": bias,
         "out": torch.empty(rows, n, dtype=torch.float16, device=device), "rows": rows, "n": n, "k": k,
+        **_parts(facts, device),
     }  # fmt: skip
     expected = linear.reference(x.float(), dense, None if bias is None else bias.float())
     weight = dense.half()
     return Case(
         values, {"rows": rows, "n": n}, {"out": expected}, {"out": (1e-3, 1e-4 * float(expected.abs().max()))},
         operations=2.0 * rows * n * k, baseline=lambda: torch.nn.functional.linear(x, weight, bias),
+        unread=frozenset({"partial"}),
     )  # fmt: skip
 
 
@@ -150,7 +189,23 @@ def _norm(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case
         assert torch.equal(
             added, add_rms_norm.reference(x.float(), values["residual"].float(), weight, eps, offset)[1].half()
         )
-    return Case(values, {"rows": rows, "n": width}, wanted, dict.fromkeys(wanted, (2e-3, 2e-3)))
+    return _with_codes(
+        facts, Case(values, {"rows": rows, "n": width}, wanted, dict.fromkeys(wanted, (2e-3, 2e-3))), "y"
+    )
+
+
+def _with_codes(facts: Mapping[str, Any], case: Case, name: str) -> Case:
+    """The case with the output `name` quantized beside it, or in its place."""
+    if not facts.get("quant"):
+        return case
+    kind, out = str(facts["quant"]), case.expected[name].half()
+    codes, scale = quantize.reference(out, QUANTIZED[kind])
+    if not facts.get("keep"):
+        del case.expected[name], case.values[name]
+    case.values |= {"codes": torch.empty_like(codes), "scale": torch.empty_like(scale)}
+    case.expected |= {"codes": codes, "scale": scale}
+    case.bound |= {"codes": CODE_STEPS[kind], "scale": (2e-3, 1e-9)}
+    return case
 
 
 def _gated_act(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
@@ -158,7 +213,16 @@ def _gated_act(facts: Mapping[str, Any], rows: int, length: int, device: str) ->
     gate_up = _half(rows, 2 * width, device=device, spread=3)
     expected = gated_act.reference(gate_up.double(), activation).float()
     values = {"gate_up": gate_up, "out": torch.empty(rows, width, dtype=torch.float16, device=device)}
-    return Case(values, {"rows": rows, "n": width}, {"out": expected}, {"out": (1e-3, 1e-6)})
+    return _with_codes(facts, Case(values, {"rows": rows, "n": width}, {"out": expected}, {"out": (1e-3, 1e-6)}), "out")
+
+
+def _quantize(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    width, form = int(facts["width"]), QUANTIZED[str(facts["quant"])]
+    x = _half(rows, width, device=device, spread=3)
+    codes, scale = quantize.reference(x, form)
+    values = {"x": x, "codes": torch.empty_like(codes), "scale": torch.empty_like(scale)}
+    exact = {"codes": (0.0, 1e-9), "scale": (0.0, 1e-12)}
+    return Case(values, {"rows": rows, "n": width}, {"codes": codes, "scale": scale}, exact)
 
 
 def _sample(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
@@ -316,6 +380,7 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "gated_act": _gated_act,
+    "quantize_per_token": _quantize,
     "qk_norm_rope_kv_write": _rope_write,
     "paged_attention": _attention,
     "sample": _sample,
@@ -324,5 +389,12 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
 
 def small(facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """The same facts at sizes that the interpreter gets through."""
-    sizes: dict[str, Fact] = {"n": 48, "k": 256, "width": 96, "num_heads": 4, "num_kv_heads": 2, "vocab": 5000}
+    sizes: dict[str, Fact] = {
+        "n": 48,
+        "k": 1024 if facts.get("rows") == "few" else 256,
+        "width": 96,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "vocab": 5000,
+    }
     return {**facts, **{name: value for name, value in sizes.items() if name in facts}}

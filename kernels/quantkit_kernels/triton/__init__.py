@@ -25,7 +25,10 @@ def kernels() -> dict[str, KernelSpec]:
         split_k,
     )
 
-    linears, attention = (linear_w4a16, linear_w8a16, linear_a8), (qk_norm_rope_kv_write, paged_attention, paged_prefill)
+    linears, attention = (
+        (linear_w4a16, linear_w8a16, linear_a8),
+        (qk_norm_rope_kv_write, paged_attention, paged_prefill),
+    )
     files = (*linears, embedding, add_rms_norm, *attention, gated_act, quantize, split_k, sample)
     return {spec.name: spec for file in files for spec in file.SPECS}
 
