@@ -38,7 +38,7 @@ from quantkit_kernels.triton.paged_attention import (
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 
 WARPS = 8
-"""Of heads wider than 64 channels; half of them serve others."""
+"""Of heads wider than 64 channels. Half of them serve others, and heads wider than 128 in FP8, which would spill."""
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def paged_prefill(
     paged_prefill_kernel[(num_kv_heads, _tiles(tokens, sequences, num_heads // num_kv_heads, _block(head_dim)))](
         q, k_cache, v_cache, k_scale, v_scale, block_table, query_start_loc, seq_lens, out, scale, softcap or 1.0,
         NO_WINDOW if window is None else window, block_table.shape[1], sequences, tokens,
-        **constants, num_warps=_warps(head_dim), num_stages=1,
+        **constants, num_warps=_warps(head_dim, cache_format), num_stages=1,
     )  # fmt: skip
     return out
 
@@ -183,8 +183,8 @@ def _tiles(tokens: int, sequences: int, group: int, block: int) -> int:
     return tokens * group // block + sequences + 1
 
 
-def _warps(head_dim: int) -> int:
-    return WARPS // 2 if head_dim <= 64 else WARPS
+def _warps(head_dim: int, cache_format: str) -> int:
+    return WARPS // 2 if head_dim <= 64 or (head_dim > 128 and cache_format == "FP8") else WARPS
 
 
 def _constants(
@@ -223,7 +223,8 @@ def _signature(facts: Facts) -> Signature:
             arguments[name] = "*fp32"
         else:
             constants[name] = None
-    return Signature(arguments, constants, num_warps=_warps(int(facts["head_dim"])), num_stages=1)
+    warps = _warps(int(facts["head_dim"]), str(facts["cache"]))
+    return Signature(arguments, constants, num_warps=warps, num_stages=1)
 
 
 def _grid(signature: Signature, sizes: Mapping[str, int]) -> tuple[int, int, int]:
