@@ -29,7 +29,7 @@ Activations of 8 bits, codes with one dynamic scale a row, have the fact
     quant   "int8" or "fp8" (e4m3, from sm_89); absent or "": they are 16-bit floats
 
 in a linear about x, and about the weight's codes, which are then of the same type, one scale a row (FP32 scales too:
-"fp32"); in norms and gated_act about the output, where `keep` (true or absent) asks for the 16-bit output beside it.
+"fp32"); in norms and gated_act about the output, where `keep` asks for the 16-bit output beside it.
 
 A pointer that is neither an input nor an output of the op is scratch that its launches share: `partial` of a linear
 (`split_k.py`), `partial` and `log_sum` of attention.
