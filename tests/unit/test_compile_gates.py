@@ -25,6 +25,8 @@ TABLES = {
     for version in ("3.9.0", "3.7.1")
 }
 ROWS: dict[str, dict[str, Any]] = TABLES["3.9.0"]["rows"]
+NOT_COMPILED = {"3.7.1": ("embedding", "sample", "qk_norm_rope_kv_write", "paged_")}
+"""Kernels that were not compiled by that release since they changed: run sass_table.py with it and take them out."""
 DOTS = ("linear", "paged_attention ", "paged_prefill")
 
 
@@ -45,14 +47,16 @@ def todays(version: str = metadata.version("triton")) -> dict[str, dict[str, Any
 
 @pytest.mark.parametrize("version", TABLES)
 def test_the_table_holds_every_kernel_on_every_target(version: str) -> None:
-    served = {f"{case} | {target}" for case in CASES for target in TARGETS if refusal(case, target) is None}
+    absent = NOT_COMPILED.get(version, ())
+    cases = [case for case in CASES if not case.startswith(absent)]
+    served = {f"{case} | {target}" for case in cases for target in TARGETS if refusal(case, target) is None}
     assert set(TABLES[version]["rows"]) == served
     assert {kernel for kernel, _ in CASES.values()} == set(kernels())
 
 
 def test_a_target_goes_without_a_kernel_only_where_it_has_no_fp8() -> None:
     refused = {(case, target): said for case in CASES for target in TARGETS if (said := refusal(case, target))}
-    fp8 = {case for case, (_, facts) in CASES.items() if facts.get("quant") == "fp8"}
+    fp8 = {case for case, (_, facts) in CASES.items() if facts.get("quant") == "fp8" or facts.get("cache") == "FP8"}
     assert set(refused) == {(case, target) for case in fp8 for target in ("sm_80", "sm_86")}
     assert refused["linear_fp8_few", "sm_86"] == "sm_86 has no FP8 arithmetic: it begins with sm_89"
 

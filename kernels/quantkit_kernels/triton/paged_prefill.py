@@ -37,9 +37,6 @@ from quantkit_kernels.triton.paged_attention import (
 )
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 
-WARPS = 8
-"""Of heads wider than 64 channels. Half of them serve others, and heads wider than 128 in FP8, which would spill."""
-
 
 @triton.jit
 def _sequence_of(query_start_loc, sequences, tile_at, GROUP: tl.constexpr, BLOCK: tl.constexpr):
@@ -166,25 +163,27 @@ def paged_prefill(
     if not tokens:
         return out
     constants = _constants(cache_format, softcap is not None, num_heads, num_kv_heads, head_dim, block_size)
-    paged_prefill_kernel[(num_kv_heads, _tiles(tokens, sequences, num_heads // num_kv_heads, _block(head_dim)))](
+    block, warps = _shape(head_dim, cache_format)
+    paged_prefill_kernel[(num_kv_heads, _tiles(tokens, sequences, num_heads // num_kv_heads, block))](
         q, k_cache, v_cache, k_scale, v_scale, block_table, query_start_loc, seq_lens, out, scale, softcap or 1.0,
         NO_WINDOW if window is None else window, block_table.shape[1], sequences, tokens,
-        **constants, num_warps=_warps(head_dim, cache_format), num_stages=1,
+        **constants, num_warps=warps, num_stages=1,
     )  # fmt: skip
     return out
 
 
-def _block(head_dim: int) -> int:
-    """Rows of a program: 64, the fewest that the widest matrix instructions take, or 32 of heads that would spill."""
-    return 64 if head_dim <= 128 else 32
+def _shape(head_dim: int, cache_format: str) -> tuple[int, int]:
+    """Rows of a program and its warps: 64 rows, the fewest that the widest matrix instructions take, or 32 of what
+    would spill on some target."""
+    if head_dim <= 64:
+        return 64, 4
+    if head_dim <= 128:
+        return (32, 4) if cache_format == "INT8" else (64, 8)
+    return {"FP8": (32, 4), "INT4": (64, 8)}.get(cache_format, (32, 8))
 
 
 def _tiles(tokens: int, sequences: int, group: int, block: int) -> int:
     return tokens * group // block + sequences + 1
-
-
-def _warps(head_dim: int, cache_format: str) -> int:
-    return WARPS // 2 if head_dim <= 64 or (head_dim > 128 and cache_format == "FP8") else WARPS
 
 
 def _constants(
@@ -195,7 +194,7 @@ def _constants(
         "KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "PAGE": block_size,
-        "BLOCK": _block(head_dim),
+        "BLOCK": _shape(head_dim, cache_format)[0],
         "DIM_BLOCK": max(32, triton.next_power_of_2(head_dim)),
         "TILE": 64 if head_dim <= 64 else 32,
         "CAPPED": capped,
@@ -223,7 +222,7 @@ def _signature(facts: Facts) -> Signature:
             arguments[name] = "*fp32"
         else:
             constants[name] = None
-    warps = _warps(int(facts["head_dim"]), str(facts["cache"]))
+    _, warps = _shape(int(facts["head_dim"]), str(facts["cache"]))
     return Signature(arguments, constants, num_warps=warps, num_stages=1)
 
 
