@@ -133,7 +133,7 @@ def test_the_metadata_states_every_argument_that_the_code_takes(first: tuple[Pat
 def test_a_number_that_was_compiled_in_is_stated_and_not_passed(tmp_path: Path) -> None:
     facts = {"op": "linear", "rows": "few", "dtype": "fp16", "bits": 8, "group_size": 0, "symmetric": True}
     job = Job("0" * 64, "quantkit_kernels.triton.linear_w8a16", "linear_w8a16_few",
-              {**facts, "bias": False, "scale": "fp16", "n": 1, "k": 128})  # fmt: skip
+              {**facts, "sm": 80, "bias": False, "scale": "fp16", "n": 1, "k": 128})  # fmt: skip
     compile_all({"sm_80": [job]}, tmp_path, 1, lambda *_: None)
     plan = LaunchPlan.from_metadata(load(tmp_path / job.key / "kernel.json"))
     assert plan.folded == {"n": 1}
