@@ -32,9 +32,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
 
 
+SLOW = {"test_triton_paged_prefill", "test_triton_sample"}
+"""Files that take minutes in the interpreter."""
+MOST_SECONDS = 3000
+
+
 class InterpretedFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
-        yield Interpreted.from_parent(self, name="interpreted")
+        item = Interpreted.from_parent(self, name="interpreted")
+        item.add_marker(pytest.mark.timeout(MOST_SECONDS))
+        if self.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)
+        yield item
 
 
 class Interpreted(pytest.Item):

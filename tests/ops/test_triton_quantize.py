@@ -167,7 +167,14 @@ def test_a_tensor_the_kernel_would_misread_is_refused(call: Callable[[], object]
 
 @pytest.mark.parametrize("op_name", ["rms_norm", "add_rms_norm", "gated_act", "quantize_per_token"])
 def test_fp8_is_refused_before_sm_89_and_other_forms_everywhere(op_name: str) -> None:
-    facts: dict[str, Fact] = {"op": op_name, "dtype": "fp16", "width": 64, "eps": 1e-5, "offset": 0.0}
+    facts: dict[str, Fact] = {
+        "op": op_name,
+        "phase": "decode",
+        "dtype": "fp16",
+        "width": 64,
+        "eps": 1e-5,
+        "offset": 0.0,
+    }
     facts |= {"activation": "silu"}
 
     def chosen(quant: str, sm: int) -> str:

@@ -17,8 +17,8 @@ from quantkit_kernels.triton.split_k import split_k_reduce_kernel, splits
 from tests.ops.native import GUARD, between, poisoned
 
 FACTS: dict[str, Fact] = {
-    "op": "linear", "rows": "few", "dtype": "fp16", "sm": 120, "bits": 4, "group_size": 128, "symmetric": True,
-    "bias": False, "scale": "bf16",
+    "op": "linear", "phase": "decode", "rows": "few", "dtype": "fp16", "sm": 120, "bits": 4, "group_size": 128,
+    "symmetric": True, "bias": False, "scale": "bf16",
 }  # fmt: skip
 
 

@@ -18,9 +18,9 @@ struct Ahead {
             ++piece;
         }
     }
-    // The next n lines, for a loop to ask for one by one: they end beyond a piece's end or, past the last, are asked for again.
+    // The next n lines, for a loop to ask for one by one. They may end beyond a piece; past the last they are of no use.
     QK_INLINE const char* take(int n) {
-        if (piece == count) return pieces[most(count - 1, 0)];
+        if (piece == count) return reinterpret_cast<const char*>(pieces);
         const char* first = pieces[piece] + 64 * line;
         line += n;
         if (line >= lines) {
