@@ -2,8 +2,8 @@
 
 A prompt of 512 tokens, and a token after 128, by the executor that serves the artifact. What the ceilings allow: for a
 prompt, each product's operations at the ceiling of its kind and attention's over visible positions at that of FP32 FMA;
-for a token, the bytes of its weights and cache at the rate memory is read. Ceilings and steps take turns: a machine's
-neighbours change both: medians of all rounds, and by halves of what the ceilings gave.
+for a token, the bytes of its weights and cache at the rate memory is read. Ceilings and steps take turns, as a
+machine's neighbours change both: medians of all rounds, and by halves of what the ceilings gave.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from arguments import count
 from ceilings import Ceilings
 from depth import BLOCK, one_sequence
 
@@ -31,8 +32,8 @@ PROMPT, CONTEXT = 512, 128
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=cpu.usable_threads())
+    parser.add_argument("--rounds", type=count, default=30)
+    parser.add_argument("--threads", type=count, default=cpu.usable_threads())
     options = parser.parse_args()
     artifact = open_artifact(options.artifact)
     program = artifact.program
