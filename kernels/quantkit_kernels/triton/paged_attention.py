@@ -201,6 +201,31 @@ def workspace(sequences: int, num_heads: int, head_dim: int, device: torch.devic
     return torch.empty(*shape, head_dim, device=device), torch.empty(shape, device=device)
 
 
+def checked_out(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    cache_format: str,
+    out: Tensor | None,
+) -> Tensor:
+    """Where attention's result `[T, Hq·D]` goes: `out`, or a new one like q. ValueError where operands do not fit."""
+    refused = unfit(num_heads, num_kv_heads, head_dim) or kv_cells.unknown(cache_format, head_dim)
+    if refused:
+        raise ValueError(refused)
+    out = torch.empty_like(q) if out is None else out
+    for name, tensor in (("q", q), ("out", out)):
+        expect(name, tensor, (q.shape[0], num_heads * head_dim), FLOATS)
+    for name, cache, scales in (("k", k_cache, k_scale), ("v", v_cache, v_scale)):
+        expect_cache(name, cache, scales, num_kv_heads, k_cache.shape[2], head_dim, cache_format)
+    expect_reachable(k_cache)
+    return out
+
+
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -231,15 +256,7 @@ def paged_attention(
     tables and lengths are trusted, since the host does not see them. Raises ValueError for other shapes or types.
     """
     sequences, block_size = q.shape[0], k_cache.shape[2]
-    refused = unfit(num_heads, num_kv_heads, head_dim) or kv_cells.unknown(cache_format, head_dim)
-    if refused:
-        raise ValueError(refused)
-    out = torch.empty_like(q) if out is None else out
-    for name, tensor in (("q", q), ("out", out)):
-        expect(name, tensor, (sequences, num_heads * head_dim), FLOATS)
-    for name, cache, scales in (("k", k_cache, k_scale), ("v", v_cache, v_scale)):
-        expect_cache(name, cache, scales, num_kv_heads, block_size, head_dim, cache_format)
-    expect_reachable(k_cache)
+    out = checked_out(q, k_cache, v_cache, k_scale, v_scale, num_heads, num_kv_heads, head_dim, cache_format, out)
     expect("block_table", block_table, (sequences, None), (torch.int32,))
     expect("seq_lens", seq_lens, (sequences,), (torch.int32,))
     partial, log_sum = workspace(sequences, num_heads, head_dim, q.device) if parts is None else parts

@@ -25,11 +25,11 @@ from torch import Tensor
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.triton import kv_cells
 from quantkit_kernels.triton.kv_cells import find_cells, load_cells, tile
-from quantkit_kernels.triton.operands import FLOATS, expect, expect_cache
+from quantkit_kernels.triton.operands import expect
 from quantkit_kernels.triton.paged_attention import (
     NO_WINDOW,
     capped,
-    expect_reachable,
+    checked_out,
     folded_query,
     mean,
     score_start,
@@ -148,15 +148,7 @@ def paged_prefill(
     `[T, Hq·D]` in the type of q (written to `out` where given). Raises ValueError for other shapes or types.
     """
     tokens, sequences, block_size = q.shape[0], seq_lens.shape[0], k_cache.shape[2]
-    refused = unfit(num_heads, num_kv_heads, head_dim) or kv_cells.unknown(cache_format, head_dim)
-    if refused:
-        raise ValueError(refused)
-    out = torch.empty_like(q) if out is None else out
-    for name, tensor in (("q", q), ("out", out)):
-        expect(name, tensor, (tokens, num_heads * head_dim), FLOATS)
-    for name, cache, scales in (("k", k_cache, k_scale), ("v", v_cache, v_scale)):
-        expect_cache(name, cache, scales, num_kv_heads, block_size, head_dim, cache_format)
-    expect_reachable(k_cache)
+    out = checked_out(q, k_cache, v_cache, k_scale, v_scale, num_heads, num_kv_heads, head_dim, cache_format, out)
     expect("block_table", block_table, (sequences, None), (torch.int32,))
     expect("query_start_loc", query_start_loc, (sequences + 1,), (torch.int32,))
     expect("seq_lens", seq_lens, (sequences,), (torch.int32,))
