@@ -13,7 +13,17 @@ from quantkit_kernels import cpu
 from quantkit_kernels.ops import linear, logits
 from tests.ops.native import GUARD, TensorCalls, Weight, assert_rows, int32, pack, poisoned, run, weight
 
-FORMS = ["int8", "int8:g64:asym", "int8:g300", "int4:g64", "int4:g64:half", "int4:g128:asym", "int4:g32:asym:half"]
+FORMS = [
+    "int8",
+    "int8:g64:asym",
+    "int8:g300",
+    "int4:g64",
+    "int4:g64:half",
+    "int4:g128",
+    "int8:g256",
+    "int4:g128:asym",
+    "int4:g32:asym:half",
+]
 
 
 def columns_of(form: str, wanted: int) -> int:
@@ -73,7 +83,7 @@ def test_a_row_has_the_same_bits_among_any_others_on_any_threads_and_instruction
 def test_the_largest_codes_neither_wrap_nor_saturate(isa: str) -> None:
     x = torch.full((17, 1024), 3.0)
     x[1::2] = -3.0
-    for bits, group in ((8, 1024), (8, 64), (4, 64)):
+    for bits, group in ((8, 1024), (8, 64), (4, 64), (4, 128)):
         for code in (-(1 << (bits - 1)), (1 << (bits - 1)) - 1):
             codes = torch.full((33, 1024), code, dtype=torch.int8)
             scale, zero = torch.ones(33, 1024 // group), torch.full((33, 1024 // group), 7, dtype=torch.int8)

@@ -86,30 +86,26 @@ double dot_loop(int bits, int group, int64_t iterations) {
 
 template <class Codes>
 double dots(int group, int64_t iterations) {
-    constexpr int M = Codes::kRows, C = Codes::kOutputs, kChannels = 4 * Codes::kParts;
-    alignas(64) uint32_t words[kCeilingDepth / kChannels * kPanel];
-    alignas(64) int8_t codes[M * kCeilingDepth];
+    constexpr int M = Codes::kRows, C = Codes::kOutputs, kSteps = kCeilingDepth / kStep;
+    alignas(64) uint32_t words[kSteps * kStepWords<Codes>];
+    alignas(64) Step<M> steps[kSteps];
     std::memset(words, 0x33, sizeof words);
-    std::memset(codes, 5, sizeof codes);
-    Rows<M> rows;
-    for (int m = 0; m < M; ++m) rows.offsets[m] = m * kCeilingDepth;
-    const Outputs<C> outputs{0};
-    F total[M][C];
+    std::memset(steps, 0, sizeof steps);
+    for (Step<M>& step : steps) std::memset(step.codes, 5, sizeof step.codes);
+    const Outputs<C> outputs{0, 0};
+    F total[M][C], scale[C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
     }
-    float scale = 1e-3f, x_scale = 1e-3f;
+    const int block = group / kStep;
     for (int64_t i = 0; i < iterations; ++i) {
-        __asm__ volatile("" : "+m"(scale), "+m"(x_scale));
-        for (int k = 0; k < kCeilingDepth; k += group) {
+        __asm__ volatile("" : "+m"(steps), "+m"(words));
+        for (int s = 0; s < kSteps;) {
+            for (F& each : scale) each = Simd::set(1e-3f);
             typename Codes::Sum sum[M][C];
-            sum_products<Codes>(group, words + k / kChannels * kPanel, outputs, codes + k, rows, sum);
-            const F factor = Simd::mul(Simd::set(scale), Simd::set(x_scale));
-#pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-                for (int c = 0; c < C; ++c) total[m][c] = Simd::fma(Simd::to_float(sum[m][c].value()), factor, total[m][c]);
-            }
+            open_all<Codes>(steps[s], sum);
+            for (const int end = s + block; s < end; ++s) add_step<Codes>(words + s * kStepWords<Codes>, outputs, steps[s], sum);
+            close_all(steps[s - 1], scale, sum, total);
         }
     }
     F all = Simd::zero();

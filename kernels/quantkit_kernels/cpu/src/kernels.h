@@ -29,6 +29,7 @@ struct Task {
     int32_t rows;     // tokens, or logits rows for kLogits
     int32_t chunk;
     float* scratch;   // this thread's, 64-byte aligned
+    const uint8_t* upcoming;  // packed weights that this thread is likely to read next, or null
 };
 
 constexpr int kSampleBlock = 128;  // logits of a row whose maximum and sum are kept

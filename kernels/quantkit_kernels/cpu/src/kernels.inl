@@ -40,7 +40,7 @@ void run(const Task& task) {
 }
 
 int64_t scratch(const Node& node) {
-    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return tile_scratch(LinearArgs(node));
+    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return codes_scratch(LinearArgs(node));
     return QK_BASE.scratch(node);
 }
 

@@ -300,7 +300,7 @@ void linear(const Task& task) {
 }
 
 int64_t linear_scratch(const LinearArgs& a) {
-    if (a.codes) return tile_scratch(a);
+    if (a.codes) return codes_scratch(a);
     const int64_t gathered = a.row_index ? up(kRowBlock * a.k, 16) : 0;
     return gathered + kDepthBlock * kPanel + 2 * kRowBlock * kPanel;
 }

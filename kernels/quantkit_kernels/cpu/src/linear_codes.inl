@@ -6,69 +6,116 @@
 
 namespace {
 
-constexpr int kAhead = 256, kLineWords = 16;  // words between what is read and what is asked for; of a cache line
+// Words of a cache line, and from what is read to what is asked for: where that lies in a cache already; in memory.
+constexpr int kLineWords = 16, kNear = 4 * kLineWords, kAhead = 16 * kLineWords;
 
 // A word's channels are taken in kParts steps of four: all rows and outputs take one before the next, so that few
 // registers hold opened weights.
 struct Codes4 {
-    static constexpr int kParts = 2, kBias = Simd::kBias4, kFlush = Simd::kFlush4, kRows = kWide ? 12 : 5, kOutputs = 2;
+    static constexpr int kParts = 2, kBias = Simd::kBias4, kRows = kWide ? 12 : 5, kOutputs = 2;
     using Sum = Simd::Sum4;
     template <int P>
     static auto open(Words v) {
         return Simd::open4<P>(v);
     }
-    template <bool kFirst, class Word>
+    template <class Word>
     static void dot(Sum& sum, const Word& w, const int8_t* x) {
-        Simd::dot4<kFirst>(sum, w, x);
+        Simd::dot4(sum, w, x);
     }
 };
 struct Codes8 {
-    static constexpr int kParts = 1, kBias = Simd::kBias8, kFlush = Simd::kFlush8, kRows = kWide ? 12 : 5, kOutputs = kWide ? 2 : 1;
+    static constexpr int kParts = 1, kBias = Simd::kBias8, kRows = kWide ? 12 : 5, kOutputs = kWide ? 2 : 1;
     using Sum = Simd::Sum8;
     template <int>
     static auto open(Words v) {
         return Simd::open8(v);
     }
-    template <bool kFirst, class Word>
+    template <class Word>
     static void dot(Sum& sum, const Word& w, const int8_t* x) {
-        Simd::dot8<kFirst>(sum, w, x);
+        Simd::dot8(sum, w, x);
     }
 };
 
-// M rows of codes, at offsets from a place that moves along them.
+// What M rows bring to a step of kStep channels, so that one place moves along them all. `less`, `sum` and `factor` are
+// their block's.
 template <int M>
-struct Rows {
-    int64_t offsets[M];
+struct Step {
+    int8_t codes[M][kStep];
+    int32_t start[M];  // start_of() the codes
+    int32_t less[M];   // what the weight codes' bias adds to the sums of products, negated
+    int32_t sum[M];    // of the codes
+    float factor[M];   // the scale
 };
+constexpr int kStepFloats = sizeof(Step<1>) / sizeof(float);  // of a row
+
+// M rows of which `rows` are there: the last is repeated, what comes of that is dropped.
+template <class Codes, int M>
+void pack_rows(const LinearArgs& a, int64_t row, int rows, Step<M>* out) {
+    const int blocks = a.blocks(), group_blocks = a.per_group(), group_steps = a.group_stride() / kStep;
+    for (int m = 0; m < M; ++m) {
+        const int64_t from = row + least(m, rows - 1);
+        const int8_t* codes = a.codes + from * a.stride();
+        for (int g = 0, s = 0; g < a.groups; ++g) {
+            for (int i = 0; i < group_steps; ++i, ++s) {
+                const int64_t block = from * blocks + g * group_blocks + i * kStep / kBlock;
+                std::memcpy(out[s].codes[m], codes + s * kStep, kStep);
+                out[s].start[m] = Simd::start_of(codes + s * kStep);
+                out[s].less[m] = -Codes::kBias * a.x_sum[block];
+                out[s].sum[m] = a.x_sum[block];
+                out[s].factor[m] = a.x_scale[block];
+            }
+        }
+    }
+}
+
+// Asks for a cache line here and now: compilers would gather the requests of an unrolled loop at its start.
+QK_INLINE void ask_for(const uint32_t* words) {
+#if QK_X86
+    __asm__ volatile("prefetcht0 %0" ::"m"(*words));
+#else
+    __builtin_prefetch(words);
+#endif
+}
 
 // Words of C neighbouring vectors of outputs, from the first one's on.
 template <int C>
 struct Outputs {
-    int64_t panel;  // from a panel to the next
+    int64_t panel;          // from a panel to the next
+    int64_t ahead = kNear;  // from what is read to what is asked for
     QK_INLINE int64_t offset(int c) const { return c / kVectors * panel + c % kVectors * W; }
 };
 
-// Adds four channels of M rows from x on, in C vectors of outputs.
-template <class Codes, int P, bool kFirst, int M, int C>
-QK_INLINE void add_part(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
+// Adds the products of four channels from x on, P-th part of a word, in C vectors of outputs.
+template <class Codes, int P, int M, int C>
+QK_INLINE void add_part(const uint32_t* words, const Outputs<C>& outputs, const int8_t (*x)[kStep], typename Codes::Sum (&sum)[M][C]) {
     decltype(Codes::template open<P>(Words{})) w[C];
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) w[c] = Codes::template open<P>(Simd::load_words(words + outputs.offset(c)));
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) Codes::template dot<kFirst>(sum[m][c], w[c], x + rows.offsets[m]);
+        for (int c = 0; c < C; ++c) Codes::dot(sum[m][c], w[c], x[m]);
     }
 }
 
-template <class Codes, bool kFirst, int M, int C>
-QK_INLINE void add_word(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
+template <class Codes, int M, int C>
+QK_INLINE void add_word(const uint32_t* words, const Outputs<C>& outputs, const Step<M>& step, int k, typename Codes::Sum (&sum)[M][C]) {
+    const auto at = [&](int channel) QK_LAMBDA_INLINE { return reinterpret_cast<const int8_t(*)[kStep]>(step.codes[0] + channel); };
 #pragma GCC unroll 16
     for (int c = 0; c < C; ++c) {
-        if (c * W % kLineWords == 0) __builtin_prefetch(words + outputs.offset(c) + kAhead);
+        if (c * W % kLineWords == 0) ask_for(words + outputs.offset(c) + outputs.ahead);
     }
-    add_part<Codes, 0, kFirst>(words, outputs, x, rows, sum);
-    if constexpr (Codes::kParts > 1) add_part<Codes, 1, false>(words, outputs, x + 4, rows, sum);
+    add_part<Codes, 0>(words, outputs, at(k), sum);
+    if constexpr (Codes::kParts > 1) add_part<Codes, 1>(words, outputs, at(k + 4), sum);
+}
+
+template <class Codes, int M, int C>
+QK_INLINE void start_all(const Step<M>& step, typename Codes::Sum (&sum)[M][C]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) sum[m][c].start(step.start[m]);
+    }
 }
 
 template <class Sum, int M, int C>
@@ -80,122 +127,181 @@ QK_INLINE void flush_all(Sum (&sum)[M][C]) {
     }
 }
 
-// kWords words of each output, then a flush.
-template <class Codes, int kWords, int M, int C>
-QK_INLINE void add_words(const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows, typename Codes::Sum (&sum)[M][C]) {
-    add_word<Codes, true>(words, outputs, x, rows, sum);
+template <class Codes>
+constexpr int kStepWords = kStep / (4 * Codes::kParts) * kPanel;
+
+// The products of a whole step.
+template <class Codes, int M, int C>
+QK_INLINE void add_step(const uint32_t* words, const Outputs<C>& outputs, const Step<M>& step, typename Codes::Sum (&sum)[M][C]) {
+    constexpr int kWord = 4 * Codes::kParts;
+    start_all<Codes>(step, sum);
 #pragma GCC unroll 16
-    for (int i = 1; i < kWords; ++i) add_word<Codes, false>(words + i * kPanel, outputs, x + 4 * Codes::kParts * i, rows, sum);
+    for (int k = 0; k < kStep; k += kWord) add_word<Codes>(words + k / kWord * kPanel, outputs, step, k, sum);
     flush_all(sum);
 }
 
-// Sums of the products of `count` channels.
+// The products of a step's first channels.
 template <class Codes, int M, int C>
-QK_INLINE void sum_products(int count, const uint32_t* words, const Outputs<C>& outputs, const int8_t* x, const Rows<M>& rows,
-                            typename Codes::Sum (&sum)[M][C]) {
-    constexpr int kChannels = 4 * Codes::kParts, kWords = least(Codes::kFlush, 32 / kChannels);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) sum[m][c].clear();
-    }
-    if (count == 2 * kWords * kChannels) {  // sums then stay in registers from flush to flush
-        add_words<Codes, kWords>(words, outputs, x, rows, sum);
-        return add_words<Codes, kWords>(words + kWords * kPanel, outputs, x + kWords * kChannels, rows, sum);
-    }
-    int left = (count + kChannels - 1) / kChannels;
-    for (; left >= kWords; left -= kWords) {
-        add_words<Codes, kWords>(words, outputs, x, rows, sum);
-        words += kWords * kPanel;
-        x += kWords * kChannels;
-    }
-    if (left == 0) return;
-    add_word<Codes, true>(words, outputs, x, rows, sum);
-    while (--left) add_word<Codes, false>(words += kPanel, outputs, x += kChannels, rows, sum);
+QK_INLINE void add_channels(int channels, const uint32_t* words, const Outputs<C>& outputs, const Step<M>& step, typename Codes::Sum (&sum)[M][C]) {
+    constexpr int kWord = 4 * Codes::kParts;
+    start_all<Codes>(step, sum);
+    for (int k = 0; k < channels; k += kWord) add_word<Codes>(words + k / kWord * kPanel, outputs, step, k, sum);
     flush_all(sum);
 }
 
-// M rows by C neighbouring vectors of outputs. Wide sets have not every M: rows that are not there repeat the last, their
-// results are dropped.
 template <class Codes, int M, int C>
-void dot_outputs(const LinearArgs& a, int64_t row, int rows, int vector) {
-    const int blocks = a.blocks();
-    Rows<M> codes, first;
+QK_INLINE void open_all(const Step<M>& step, typename Codes::Sum (&sum)[M][C]) {
+#pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-        const int here = kWide ? least(m, rows - 1) : m;
-        codes.offsets[m] = static_cast<int64_t>(here) * a.stride();
-        first.offsets[m] = static_cast<int64_t>(here) * blocks;
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) sum[m][c].open(step.less[m]);
     }
+}
+
+// Adds a block's sums, scaled, to the totals.
+template <int M, int C, class Sum>
+QK_INLINE void close_all(const Step<M>& step, const F (&scale)[C], const Sum (&sum)[M][C], F (&total)[M][C]) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+        const F factor = Simd::set(step.factor[m]);
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) total[m][c] = Simd::fma(Simd::to_float(sum[m][c].value()), Simd::mul(scale[c], factor), total[m][c]);
+    }
+}
+
+// M rows by C neighbouring vectors of outputs. kSteps: of each block, all of them whole and without zero points; 0 where
+// that does not hold.
+template <class Codes, int M, int C, int kSteps>
+void dot_outputs(const LinearArgs& a, const Step<M>* step, int64_t row, int rows, int vector, int64_t ahead) {
     const int64_t panel = vector / kVectors, inside = vector % kVectors * W, group_words = a.group_bytes() / 4;
     const auto* words = reinterpret_cast<const uint32_t*>(a.data + panel * a.panel_bytes) + inside;
     int64_t parameter = panel * a.groups * kPanel + inside;
-    const Outputs<C> outputs{a.panel_bytes / 4}, parameters{static_cast<int64_t>(a.groups) * kPanel};
-    const int8_t* x = a.codes + row * a.stride();
-    const float* x_scale = a.x_scale + row * blocks;
-    const int32_t* x_sum = a.x_sum + row * blocks;
+    const Outputs<C> outputs{a.panel_bytes / 4, ahead}, parameters{static_cast<int64_t>(a.groups) * kPanel};
     F total[M][C];
     for (int m = 0; m < M; ++m) {
         for (int c = 0; c < C; ++c) total[m][c] = Simd::zero();
     }
-    for (int g = 0; g < a.groups; ++g, parameter += kPanel) {
+    for (int g = 0; g < a.groups; ++g, parameter += kPanel, words += group_words) {
         F scale[C];
         for (int c = 0; c < C; ++c) scale[c] = scale_at(a, parameter + parameters.offset(c), 1.0f);
-        for (int k = 0; k < a.group; k += kBlock, ++x_scale, ++x_sum) {
-            typename Codes::Sum sum[M][C];
-            sum_products<Codes>(least(a.group - k, kBlock), words + k / (4 * Codes::kParts) * kPanel, outputs, x + k, codes, sum);
-#pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-                const F factor = Simd::set(x_scale[first.offsets[m]]);
-                const int32_t codes_sum = x_sum[first.offsets[m]];
-#pragma GCC unroll 16
-                for (int c = 0; c < C; ++c) {
-                    const Simd::I more = excess(a, Codes::kBias, parameter + parameters.offset(c), codes_sum);
-                    total[m][c] = Simd::fma(Simd::to_float(Simd::int_sub(sum[m][c].value(), more)), Simd::mul(scale[c], factor), total[m][c]);
+        typename Codes::Sum sum[M][C];
+        const uint32_t* w = words;
+        if constexpr (kSteps > 0) {
+            for (int left = kSteps == 1 ? kStep : a.group; left > 0; left -= kSteps * kStep) {
+                open_all<Codes>(*step, sum);
+#pragma GCC unroll 1
+                for (int s = 0; s < kSteps; ++s, ++step, w += kStepWords<Codes>) add_step<Codes>(w, outputs, *step, sum);
+                close_all(step[-1], scale, sum, total);
+            }
+            continue;
+        }
+        for (int left = a.group; left > 0; left -= kBlock) {
+            open_all<Codes>(*step, sum);
+            int channels = least(left, kBlock);
+            for (; channels >= kStep; channels -= kStep, w += kStepWords<Codes>) add_step<Codes>(w, outputs, *step++, sum);
+            if (channels > 0) add_channels<Codes>(channels, w, outputs, *step++, sum);
+            const Step<M>& last = step[-1];
+            if (a.zero) {
+                for (int m = 0; m < M; ++m) {
+                    for (int c = 0; c < C; ++c) {
+                        const Simd::I zero = Simd::int_from_i8(a.zero + parameter + parameters.offset(c));
+                        sum[m][c].add(Simd::int_mul(zero, Simd::int_set(-last.sum[m])));
+                    }
                 }
             }
+            close_all(last, scale, sum, total);
         }
-        x += a.group_stride();
-        words += group_words;
     }
     for (int m = 0; m < least(M, rows); ++m) {
         for (int c = 0; c < C; ++c) write_out(a, row + m, (vector + c) * W, total[m][c]);
     }
 }
 
-template <class Codes, int M, int C>
-void dot_panels(const LinearArgs& a, int64_t row, int rows, int panel, int panels) {
+// Vectors of outputs that M rows take together: as many as hide a dot product's latency and fit the register file.
+template <class Codes, int M>
+constexpr int kTogether = M == 1 || (kWide && M <= 4) ? 4 : M == 2 ? 2 : Codes::kOutputs;
+
+template <class Codes, int kSteps, int M>
+void dot_panels(const LinearArgs& a, const Step<M>* steps, int64_t row, int rows, int panel, int panels, int64_t ahead) {
+    constexpr int C = kTogether<Codes, M>;
     const int end = (panel + panels) * kVectors;
     int vector = panel * kVectors;
-    for (; vector + C <= end; vector += C) dot_outputs<Codes, M, C>(a, row, rows, vector);
+    for (; vector + C <= end; vector += C) dot_outputs<Codes, M, C, kSteps>(a, steps, row, rows, vector, ahead);
     if constexpr (C > kVectors) {
-        for (; vector < end; vector += kVectors) dot_outputs<Codes, M, kVectors>(a, row, rows, vector);
+        for (; vector < end; vector += kVectors) dot_outputs<Codes, M, kVectors, kSteps>(a, steps, row, rows, vector, ahead);
     }
 }
 
-// Each number of rows takes as many vectors together as hide a dot product's latency and fit the register file.
-template <class Codes>
-void dot_rows(const LinearArgs& a, int64_t row, int rows, int panel, int panels) {
-    constexpr int C = Codes::kOutputs;
-    if (rows == 1) return dot_panels<Codes, 1, 4>(a, row, rows, panel, panels);
-    if (rows == 2) return dot_panels<Codes, 2, kWide ? 4 : 2>(a, row, rows, panel, panels);
+// use(Int<M>) for the M that takes so many rows; wide sets have not every M.
+template <class Use>
+QK_INLINE void with_rows(int rows, const Use& use) {
+    if (rows == 1) return use(Int<1>{});
+    if (rows == 2) return use(Int<2>{});
     if constexpr (kWide) {
-        if (rows <= 4) return dot_panels<Codes, 4, 4>(a, row, rows, panel, panels);
-        if (rows <= 6) return dot_panels<Codes, 6, C>(a, row, rows, panel, panels);
-        if (rows <= 8) return dot_panels<Codes, 8, C>(a, row, rows, panel, panels);
-        return dot_panels<Codes, 12, C>(a, row, rows, panel, panels);
+        if (rows <= 4) return use(Int<4>{});
+        if (rows <= 6) return use(Int<6>{});
+        if (rows <= 8) return use(Int<8>{});
+        return use(Int<12>{});
     } else {
-        if (rows == 3) return dot_panels<Codes, 3, C>(a, row, rows, panel, panels);
-        if (rows == 4) return dot_panels<Codes, 4, C>(a, row, rows, panel, panels);
-        return dot_panels<Codes, 5, C>(a, row, rows, panel, panels);
+        if (rows == 3) return use(Int<3>{});
+        if (rows == 4) return use(Int<4>{});
+        return use(Int<5>{});
     }
 }
 
-template <class Codes>
-void dot_chunk(const LinearArgs& a, int64_t row, int rows, int panel, int panels) {
-    const int tiles = (rows + Codes::kRows - 1) / Codes::kRows, step = (rows + tiles - 1) / tiles;
-    for (int p = 0; p < panels; p += kDotPanels) {  // the panels stay in L1 while the rows pass
-        for (int r = 0; r < rows; r += step) dot_rows<Codes>(a, row + r, least(step, rows - r), panel + p, least(kDotPanels, panels - p));
+// From the words at `here` to those that a pass of the first rows over some panels asks for. A pass of one row reads as
+// fast as memory gives and looks a little ahead; one of several asks for what is read after these panels, so that memory
+// is at work while the other rows pass as well.
+inline int64_t ahead_of(const uint8_t* here, const uint8_t* next, int rows) {
+    if (rows == 1) return kAhead;
+    return next ? (reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(here)) / 4 : kNear;
+}
+
+// Rows of a chunk, in tiles of at most Codes::kRows, and where each tile's steps are packed.
+struct RowTiles {
+    int rows, step;
+    int64_t floats;  // from a tile to the next
+    template <class Codes>
+    static RowTiles of(const LinearArgs& a, int rows) {
+        const int tiles = (rows + Codes::kRows - 1) / Codes::kRows, step = (rows + tiles - 1) / tiles;
+        int64_t floats = 0;
+        with_rows(step, [&](auto m) QK_LAMBDA_INLINE { floats = int64_t{decltype(m)::value} * kStepFloats * (a.stride() / kStep); });
+        return {rows, step, floats};
     }
+    // use(first row, rows, Step<M>*) for each tile.
+    template <class Use>
+    QK_INLINE void each(float* scratch, const Use& use) const {
+        for (int r = 0; r < rows; r += step, scratch += floats) {
+            const int here = least(step, rows - r);
+            with_rows(here, [&](auto m) QK_LAMBDA_INLINE { use(r, here, reinterpret_cast<Step<decltype(m)::value>*>(scratch)); });
+        }
+    }
+};
+
+// The panels at hand stay in L1 while the rows pass.
+template <class Codes>
+void dot_chunk(const LinearArgs& a, const Task& task, int64_t row, int rows, int panel, int panels) {
+    const RowTiles tiles = RowTiles::of<Codes>(a, rows);
+    tiles.each(task.scratch, [&](int r, int here, auto* steps) { pack_rows<Codes>(a, row + r, here, steps); });
+    const int whole_steps = a.zero ? 0 : a.group == kStep ? 1 : a.group % kBlock == 0 ? 2 : 0;
+    for (int p = 0; p < panels; p += kDotPanels) {
+        const uint8_t* here = a.data + (panel + p) * a.panel_bytes;
+        const uint8_t* next = p + kDotPanels < panels ? here + kDotPanels * a.panel_bytes : task.upcoming;
+        const int count = least(kDotPanels, panels - p);
+        tiles.each(task.scratch, [&](int r, int tile_rows, const auto* steps) {
+            const int64_t ahead = r == 0 ? ahead_of(here, next, rows) : kNear;
+            if (whole_steps == 1) dot_panels<Codes, 1>(a, steps, row + r, tile_rows, panel + p, count, ahead);
+            else if (whole_steps == 2) dot_panels<Codes, 2>(a, steps, row + r, tile_rows, panel + p, count, ahead);
+            else dot_panels<Codes, 0>(a, steps, row + r, tile_rows, panel + p, count, ahead);
+        });
+    }
+}
+
+// Floats of scratch: of the matrix tiles, or of the packed rows, of which a tile may repeat a third.
+inline int64_t codes_scratch(const LinearArgs& a) {
+    const int64_t packed = static_cast<int64_t>(kRowBlock * 4 / 3 + Codes4::kRows) * kStepFloats * (a.stride() / kStep);
+    const int64_t tiles = tile_scratch(a);
+    return packed > tiles ? packed : tiles;
 }
 
 void linear_of_codes(const LinearArgs& a, const Task& task) {
@@ -205,8 +311,8 @@ void linear_of_codes(const LinearArgs& a, const Task& task) {
     const int panel = task.chunk % plan.panel_chunks * plan.panels_per_chunk;
     const int panels = least(plan.panels_per_chunk, a.panels() - panel);
     if (use_tiles(a, rows)) return tile_chunk(a, row, rows, panel, panels, task.scratch);
-    if (a.dtype == kI4) dot_chunk<Codes4>(a, row, rows, panel, panels);
-    else dot_chunk<Codes8>(a, row, rows, panel, panels);
+    if (a.dtype == kI4) dot_chunk<Codes4>(a, task, row, rows, panel, panels);
+    else dot_chunk<Codes8>(a, task, row, rows, panel, panels);
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ Floats aligned_floats(int64_t count) {
     return Floats(static_cast<float*>(std::aligned_alloc(4096, bytes)));
 }
 
+bool of_codes(const Node& node) { return (node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes; }
+
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Elements a chunk of a row-wise op should have, so that claiming it costs little beside doing it.
@@ -74,6 +76,7 @@ struct List {
     std::vector<std::vector<QueryTile>> tiles;  // by attention node, empty where an earlier node's are shared
     std::vector<int32_t> tiles_from;            // node whose tiles this node uses, -1 if not attention
     std::vector<int32_t> tile_counts;           // by attention node with tiles of its own
+    std::vector<int32_t> following;             // the next product of codes after a node, -1 if there is none
     Floats parts;                               // of the attention that is cut by position
     std::vector<int32_t> arrived;
     std::vector<Floats> scratch;
@@ -156,11 +159,29 @@ struct List {
         return true;
     }
 
+    // Where the weights of a product's chunk begin.
+    const uint8_t* weights(int32_t node, int32_t chunk) const {
+        const LinearArgs a(nodes[node]);
+        return a.data + chunk % plans[node].panel_chunks * plans[node].panels_per_chunk * a.panel_bytes;
+    }
+
+    // The weights that a thread is likely to want after a product's chunk: of its next chunk, if threads share alike, or
+    // of its first in the product that follows.
+    const uint8_t* upcoming(int32_t node, int32_t chunk, int32_t thread) const {
+        if (!of_codes(nodes[node])) return nullptr;
+        const bool from_back = Team::from_back(thread, threads);
+        const int32_t side = from_back ? threads - Team::front_threads(threads) : Team::front_threads(threads);
+        const int32_t chunks = plans[node].chunks, done = from_back ? chunks - 1 - chunk : chunk;
+        if ((done + side) * threads < chunks * side) return weights(node, from_back ? chunk - side : chunk + side);
+        const int32_t next = following[node];
+        return next < 0 || plans[next].chunks == 0 ? nullptr : weights(next, from_back ? plans[next].chunks - 1 : 0);
+    }
+
     static void run_chunk(void* context, int32_t node, int32_t chunk, int32_t thread) {
         const List& list = *static_cast<List*>(context);
         const Node& n = list.nodes[node];
         const int32_t rows = on_picked_rows(n) ? list.rows : list.tokens;
-        list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get()});
+        list.kernels->run({&n, &list.plans[node], rows, chunk, list.scratch[thread].get(), list.upcoming(node, chunk, thread)});
     }
 };
 
@@ -222,6 +243,8 @@ QK_API List* qk_list_create(const Node* nodes, int32_t count, int32_t isa, int32
     list->kernels = kernels;
     list->threads = threads;
     list->tile_counts.assign(count, 0);
+    list->following.assign(count, -1);
+    for (int32_t n = count - 2; n >= 0; --n) list->following[n] = of_codes(nodes[n + 1]) ? n + 1 : list->following[n + 1];
     list->arrived.assign(kItemsPerThread * threads, 0);
     int64_t floats = 16, part_floats = 16;
     for (int32_t n = 0; n < count; ++n) {

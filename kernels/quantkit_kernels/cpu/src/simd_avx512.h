@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "args.h"
+
 namespace {
 
 struct Simd {

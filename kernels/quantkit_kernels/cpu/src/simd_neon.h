@@ -108,7 +108,8 @@ struct Simd {
         return vcvtq_f32_s32(vreinterpretq_s32_u32(top));
     }
 
-    static constexpr int kBias4 = 8, kBias8 = 0, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
+    static constexpr int kBias4 = 8, kBias8 = 0;
+    static int32_t start_of(const int8_t*) { return 0; }
     static I int_set(int32_t x) { return vdupq_n_s32(x); }
     static I int_add(I a, I b) { return vaddq_s32(a, b); }
     static I int_sub(I a, I b) { return vsubq_s32(a, b); }
@@ -150,8 +151,10 @@ struct Simd {
     }
     struct Sum {
         I total;
-        void clear() { total = int_set(0); }
+        void open(int32_t less) { total = int_set(less); }
+        void start(int32_t) {}
         void flush() {}
+        void add(I more) { total = int_add(total, more); }
         I value() const { return total; }
     };
     using Sum4 = Sum;
@@ -162,11 +165,9 @@ struct Simd {
         return vreinterpretq_s8_u8(H ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15)));
     }
     static int8x16_t open8(uint32x4_t v) { return vreinterpretq_s8_u32(v); }
-    template <bool>
     static void dot4(Sum4& sum, const int8x16_t& w, const int8_t* x) {
         sum.total = dot_bytes(sum.total, w, broadcast(x));
     }
-    template <bool>
     static void dot8(Sum8& sum, const int8x16_t& w, const int8_t* x) {
         sum.total = dot_bytes(sum.total, w, broadcast(x));
     }

@@ -113,10 +113,11 @@ struct Simd {
     }
 
     // Integer dot products. dot4 and dot8 add, for each of W output rows, the products of four channels with the int8
-    // codes at x: open8 makes them of a word, open4 of its low or high nibbles (H). Sums come out of value() with every
-    // weight code raised by kBias4 or kBias8. After clear() and each flush() the first call says so, and at most kFlush4
-    // or kFlush8 words may follow up to the next flush().
-    static constexpr int kBias4 = 8, kBias8 = 0, kFlush4 = 1 << 20, kFlush8 = 1 << 20;
+    // codes at x: open8 makes them of a word, open4 of its low or high nibbles (H), raised by kBias4 or kBias8 as far as
+    // the sums are concerned: open() takes what that adds, negated. A step of kStep channels is led in by start(), with
+    // what start_of() made of its row's codes, and ended by flush().
+    static constexpr int kBias4 = 8, kBias8 = 0;
+    static int32_t start_of(const int8_t*) { return 0; }
     static I int_set(int32_t x) { return I{x, x, x, x}; }
     static I int_add(I a, I b) { return a + b; }
     static I int_sub(I a, I b) { return a - b; }
@@ -149,8 +150,10 @@ struct Simd {
     static F to_float(I x) { return __builtin_convertvector(x, F); }
     struct Sum {
         I total;
-        void clear() { total = I{0, 0, 0, 0}; }
+        void open(int32_t less) { total = int_set(less); }
+        void start(int32_t) {}
         void flush() {}
+        void add(I more) { total = int_add(total, more); }
         I value() const { return total; }
     };
     using Sum4 = Sum;
@@ -160,11 +163,9 @@ struct Simd {
         return (v >> (4 * H)) & 0x0f0f0f0fu;
     }
     static U open8(U v) { return v; }
-    template <bool>
     static void dot4(Sum4& sum, const U& w, const int8_t* x) {
-        dot8<false>(sum, w, x);
+        dot8(sum, w, x);
     }
-    template <bool>
     static void dot8(Sum8& sum, const U& w, const int8_t* x) {
         for (int i = 0; i < 4; ++i) sum.total += (reinterpret_cast<I>(w << (24 - 8 * i)) >> 24) * x[i];
     }

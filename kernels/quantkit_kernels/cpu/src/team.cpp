@@ -95,14 +95,14 @@ Team::Cursor Team::cursor_at(const Job& job, int32_t node) const {
 // Claims one chunk and runs it; false where the node at hand has none left. The node and its unclaimed chunks are one
 // atomic value and job_ is read only while holding a claim, so a thread that lags can never touch a step that is over.
 bool Team::claim_and_run(int thread) {
-    const bool from_back = 2 * thread > static_cast<int>(workers_.size());
+    const bool back = from_back(thread, static_cast<int>(workers_.size()) + 1);
     uint64_t seen = cursor_.load(std::memory_order_acquire);
     Cursor at;
     uint32_t chunk;
     do {
         at = Cursor::of(seen);
         if (at.front == at.back) return false;
-        chunk = from_back ? --at.back : at.front++;
+        chunk = back ? --at.back : at.front++;
     } while (!cursor_.compare_exchange_weak(seen, at.packed(), std::memory_order_acq_rel, std::memory_order_acquire));
     const auto node = static_cast<int32_t>(at.node);
     const int32_t chunks = job_.chunks[node];

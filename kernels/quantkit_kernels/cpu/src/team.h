@@ -31,6 +31,10 @@ public:
 
     static constexpr int32_t kMostNodes = (1 << 20) - 2, kMostChunks = (1 << 22) - 1;  // of a job, of a node
 
+    // Threads below this number take a node's chunks in order, the others from its end.
+    static constexpr int front_threads(int threads) { return (threads + 1) / 2; }
+    static constexpr bool from_back(int thread, int threads) { return thread >= front_threads(threads); }
+
     // Runs every node in order; returns when the last is done. Callers take turns.
     void run(const Job& job);
 
