@@ -117,6 +117,9 @@ struct LinearArgs : Blocks {
           hidden_rows(node.i[5]), softcap(node.f[0]) {}
 };
 
+// Whether a node multiplies weights with rows that come quantized.
+inline bool of_codes(const Node& node) { return (node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes; }
+
 // Whether a node works on the rows whose logits are wanted, instead of all tokens.
 inline bool on_picked_rows(const Node& n) { return n.op == kLogits || (n.op == kQuantizeRows && QuantizeArgs(n).picks); }
 

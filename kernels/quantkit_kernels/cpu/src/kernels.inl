@@ -34,13 +34,13 @@ namespace {
 
 void run(const Task& task) {
     const Node& node = *task.node;
-    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return linear_of_codes(LinearArgs(node), task);
+    if (of_codes(node)) return linear_of_codes(LinearArgs(node), task);
     if (node.op == kPagedAttention && AttentionArgs(node).cache_dtype == kI8) return paged_attention(task);
     QK_BASE.run(task);
 }
 
 int64_t scratch(const Node& node) {
-    if ((node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes) return codes_scratch(LinearArgs(node));
+    if (of_codes(node)) return codes_scratch(LinearArgs(node));
     return QK_BASE.scratch(node);
 }
 

@@ -31,8 +31,6 @@ Floats aligned_floats(int64_t count) {
     return Floats(static_cast<float*>(std::aligned_alloc(4096, bytes)));
 }
 
-bool of_codes(const Node& node) { return (node.op == kLinear || node.op == kLogits) && LinearArgs(node).codes; }
-
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Elements a chunk of a row-wise op should have, so that claiming it costs little beside doing it.
