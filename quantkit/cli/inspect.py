@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quantkit.errors import RecipeError
 from quantkit.terminal import printable
 
 if TYPE_CHECKING:
@@ -19,12 +20,21 @@ if TYPE_CHECKING:
 def inspect(
     artifact: Annotated[Path, typer.Argument(help="The artifact's folder.")],
     program: Annotated[bool, typer.Option("--program", help="Print its program.")] = False,
+    passes: Annotated[bool, typer.Option("--passes", help="Print the op count before and after each pass.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Show what an artifact is: origin, schemes, sizes, verdict, sampling defaults, stop set; or its program."""
     from quantkit.artifact.read import open_artifact
 
+    if program and passes:
+        raise RecipeError("--program and --passes ask for different things", next="Leave one of them out")
     opened = open_artifact(artifact, check="sizes")
+    if passes:
+        from quantkit.cli.passes import pass_counts, passes_text
+
+        counts = pass_counts(opened)
+        typer.echo(json.dumps([asdict(c) for c in counts], indent=2) if as_json else printable(passes_text(counts)))
+        return
     if program:
         from quantkit.program import format_program, program_to_json
 

@@ -5,7 +5,7 @@ Executing it is the runtime's work.
 
 from quantkit.program.build import STEP_INPUTS, build_program
 from quantkit.program.ir import KVLayer, Node, Program, Value, Weight
-from quantkit.program.passes import fuse, lower_precision, plan_buffers
+from quantkit.program.passes import fuse, fuse_steps, lower_precision, plan_buffers
 from quantkit.program.serial import program_from_json, program_to_json
 from quantkit.program.slices import slices
 from quantkit.program.text import format_program
@@ -23,6 +23,7 @@ __all__ = [
     "build_program",
     "format_program",
     "fuse",
+    "fuse_steps",
     "lower_precision",
     "plan_buffers",
     "program_from_json",

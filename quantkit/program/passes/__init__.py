@@ -1,5 +1,7 @@
 """Passes, Program -> Program. `fuse` runs the structural ones in order and verifies after each."""
 
+from collections.abc import Iterator
+
 from quantkit.program.ir import Program
 from quantkit.program.passes.fuse_add_norm import fuse_add_norm
 from quantkit.program.passes.fuse_gated_act import fuse_gated_act
@@ -14,10 +16,16 @@ STRUCTURAL = (fuse_qkv, fuse_gate_up, fuse_add_norm, fuse_rope_kv_write, fuse_ga
 
 def fuse(program: Program) -> Program:
     """The program with every structural pass applied, verified after each."""
+    *_, (_, fused) = fuse_steps(program)
+    return fused
+
+
+def fuse_steps(program: Program) -> Iterator[tuple[str, Program]]:
+    """(name of a structural pass, the program after it), in order; verified after each."""
     for run in STRUCTURAL:
         program = run(program)
         verify(program, f"program after {run.__name__}")
-    return program
+        yield run.__name__, program
 
 
 __all__ = [
@@ -29,6 +37,7 @@ __all__ = [
     "fuse_gated_act",
     "fuse_qkv",
     "fuse_rope_kv_write",
+    "fuse_steps",
     "lower_precision",
     "plan_buffers",
 ]
