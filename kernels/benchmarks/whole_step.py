@@ -20,11 +20,11 @@ from ceilings import Ceilings
 from depth import BLOCK, one_sequence
 
 from quantkit.artifact.read import open_artifact
+from quantkit.compile.roofline import Step, node_work
 from quantkit.formats.schemes import SCHEMES
 from quantkit.program.ir import Program
 from quantkit.runtime.executor import Executor
 from quantkit_kernels import cpu
-from quantkit_kernels.cache_formats import CACHE_FORMATS
 
 PROMPT, CONTEXT = 512, 128
 
@@ -68,26 +68,22 @@ def main() -> None:
 
 def prompt_seconds(program: Program, ceilings: Ceilings) -> float:
     """What a prompt of PROMPT tokens takes at the ceilings."""
-    total = 0.0
+    total, step = 0.0, Step.prefill(PROMPT, PROMPT)
     for node in program.nodes:
-        if node.op in ("linear", "logits"):
+        operations = node_work(node, program, step).operations
+        if node.attrs.get("compute") == "int8":
             weight = program.weights[node.weights["weight"]]
-            scheme, (outputs, channels) = SCHEMES[weight.scheme], weight.shape
-            rows = 1 if node.op == "logits" else PROMPT
-            integers = node.attrs.get("compute") == "int8"
-            rate = ceilings.dot(scheme.bits, scheme.group_size or channels) if integers else ceilings.flops
-            total += 2.0 * rows * outputs * channels / rate
-        elif node.op == "paged_attention":
-            heads, size = int(str(node.attrs["num_heads"])), program.kv[node.layer or 0].head_dim
-            total += 4.0 * (PROMPT * (PROMPT + 1) // 2) * heads * size / ceilings.flops
+            scheme = SCHEMES[weight.scheme]
+            total += operations / ceilings.dot(scheme.bits, scheme.group_size or weight.shape[1])
+        else:
+            total += operations / ceilings.flops
     return total
 
 
 def token_bytes(program: Program, weight_bytes: int) -> float:
     """Bytes a token at CONTEXT reads: every weight but the embedding's other rows, and the cache."""
     tables = sum(int(np.prod(weight.shape)) * 2 for weight in program.weights.values() if weight.kind == "table")
-    cells = sum(2.0 * kv.num_kv_heads * CACHE_FORMATS[kv.format].cell_bytes(kv.head_dim) for kv in program.kv)
-    return weight_bytes - tables + CONTEXT * cells
+    return weight_bytes - tables + CONTEXT * sum(kv.token_bytes for kv in program.kv)
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ from quantkit.build.data import check_data
 from quantkit.build.estimate import IDLE_BYTES, Sizes, available_memory, kv_bytes_per_token
 from quantkit.build.memory import anonymous_bytes
 from quantkit.build.pipeline import STAGES
+from quantkit.build.prediction import Prediction, predict
 from quantkit.build.run import run_folder
 from quantkit.build.stage import stage_keys
 from quantkit.build.stages.allocate import STAGE as ALLOCATE
@@ -21,6 +22,7 @@ from quantkit.build.store import Store, stage_cost
 from quantkit.calibration.pool import fill_pool
 from quantkit.calibration.samples import read_samples
 from quantkit.calibration.sampling import quotas
+from quantkit.compile.cards import Card
 from quantkit.recipe.load import LoadedRecipe
 
 
@@ -54,8 +56,8 @@ class Plan:
 
     `memory_bytes` is the largest of the stages still to run; `kv_bytes` the cache for `max_num_seqs` sequences of
     `max_model_len` tokens; `source_bytes` and `payload_bytes` the weights before and after; `calibration` what its data
-    can give; `coverage` what it gave, once that stage is whole (`calibration.coverage`); `notes` what the artifact will
-    lack.
+    can give; `coverage` what it gave, once that stage is whole (`calibration.coverage`); `roofline` the predicted times
+    on a card, where one was asked for; `notes` what the artifact will lack.
     """
 
     name: str
@@ -82,13 +84,15 @@ class Plan:
     disk_bytes: int
     calibration: tuple[PlannedCell, ...]
     coverage: Mapping[str, Any] | None
+    roofline: Prediction | None
     notes: tuple[str, ...]
     out: Path
 
 
-def plan(loaded: LoadedRecipe, out: Path) -> Plan:
+def plan(loaded: LoadedRecipe, out: Path, card: Card | None = None, positions: int | None = None) -> Plan:
     """The plan of building `loaded` into `out`; raises every static problem with the recipe's line.
 
+    card, positions: for `roofline`, and how many positions each sequence of a decode step then holds.
     Works for a folder that holds config.json and no weights; nothing is cached then.
     """
     outline = outline_without_weights(loaded)
@@ -96,9 +100,9 @@ def plan(loaded: LoadedRecipe, out: Path) -> Plan:
     store = Store(run_folder(out))
     whole: dict[str, Path] = {}
     if outline is None:
-        outline = context = open_context(loaded)
+        outline = opened = open_context(loaded)
         if store.folder.is_dir():  # else nothing can be cached, and the source need not be hashed
-            for name, (key, _) in stage_keys(STAGES, context).items():
+            for name, (key, _) in stage_keys(STAGES, opened).items():
                 folder = store.find(name, key)
                 if folder is not None:
                     whole[name] = folder
@@ -137,6 +141,7 @@ def plan(loaded: LoadedRecipe, out: Path) -> Plan:
         disk_bytes=sum(stage.disk_bytes for stage in missing),
         calibration=_cells(outline),
         coverage=read_samples(whole[CALIBRATE.name]).coverage if CALIBRATE.name in whole else None,
+        roofline=predict(outline, schemes, card, positions) if card is not None else None,
         notes=outline.notes(),
         out=out,
     )

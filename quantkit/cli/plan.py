@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quantkit.cli.paths import OutPath, RecipePath, Sets, artifact_folder
+from quantkit.cli.roofline import roofline_text
+from quantkit.errors import RecipeError
 from quantkit.numeric import rounded_up
 from quantkit.terminal import printable
 
@@ -21,14 +23,31 @@ def plan(
     recipe: RecipePath,
     out: OutPath = None,
     set_: Sets = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="A GPU, as in cuda:sm_90: predict how long every step takes there.")
+    ] = None,
+    card: Annotated[
+        str | None, typer.Option("--card", help="The target's card, as in H200.", show_default="one a target")
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            "--context", min=1, help="Positions of a sequence that decodes.", show_default="half of max_model_len"
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show stages, costs, schemes and every static problem of a recipe, reading no weights."""
     from quantkit.build.plan import plan as make
+    from quantkit.compile.cards import card_for
     from quantkit.recipe.load import load_recipe
 
+    for name, given in (("--card", card), ("--context", context)):
+        if given is not None and target is None:
+            raise RecipeError("says nothing without a target", where=name, next="Add one, as in --target cuda:sm_90")
+    on = card_for(target, card) if target is not None else None
     loaded = load_recipe(recipe, set_ or ())
-    made = make(loaded, artifact_folder(out, loaded.name))
+    made = make(loaded, artifact_folder(out, loaded.name), on, context)
     if as_json:
         typer.echo(json.dumps({**asdict(made), "out": str(made.out)}, indent=2, ensure_ascii=False))
     else:
@@ -62,6 +81,8 @@ def plan_text(made: Plan) -> str:
         "",
         *(f"  {line}" for line in _calibration(made)),
     ]
+    if made.roofline is not None:
+        lines += ["", roofline_text(made.roofline)]
     return "\n".join(lines)
 
 
