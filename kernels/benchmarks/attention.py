@@ -32,10 +32,11 @@ def measure(ceilings: Ceilings, caches: Sequence[str], heads: int, kv_heads: int
     for name in caches:
         for case, sequences, length in CASES:
             blocks = -(-length // BLOCK)
-            shape = (sequences * blocks, kv_heads, BLOCK, head_dim)
+            shape = (sequences * blocks, BLOCK, kv_heads, head_dim)
             kind = CACHE_FORMATS[name]
             scale = torch.full((kv_heads, head_dim), 4 / kind.top) if kind.top else None
-            k, v = (as_array(kv_cells.store(torch.randn(shape), scale, name)) for _ in range(2))
+            cells = (kv_cells.store(torch.randn(shape), scale, name).transpose(1, 2).contiguous() for _ in range(2))
+            k, v = map(as_array, cells)
             k_scale = v_scale = None if scale is None else as_array(scale)
             fresh = length if case == "prefill" else 1
             table = rng.permutation(sequences * blocks).astype(np.int32).reshape(sequences, blocks)

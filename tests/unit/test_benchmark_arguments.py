@@ -36,3 +36,16 @@ def test_arguments_that_measure_nothing_are_refused(
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     assert words in capsys.readouterr().err
+
+
+def test_attention_is_measured_over_every_kind_of_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    import attention
+    from ceilings import Ceilings
+
+    from quantkit_kernels import cpu
+
+    monkeypatch.setattr(attention, "CASES", [("decode", 2, 20), ("prefill", 1, 20)])
+    found = attention.measure(Ceilings(cpu.supported_isas()[0], 1, rounds=1), attention.FORMATS, 6, 3, 64)
+    assert len(found) == 2 * len(attention.FORMATS)
+    assert all(figure.seconds > 0 for figure in found)
