@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
 
 
-SLOW = {"test_triton_paged_prefill", "test_triton_sample"}
+SLOW = {"test_triton_moe_linear", "test_triton_moe_route", "test_triton_paged_prefill", "test_triton_sample"}
 """Files that take minutes in the interpreter."""
 MOST_SECONDS = 3000
 
