@@ -27,7 +27,10 @@ sys.path[:0] = [path for path in PATHS if path not in sys.path]
 
 from gpu.report import Section, write  # noqa: E402
 
-LIMITS = {"device": 60, "kernels": 150, "launcher": 120, "ceilings": 40, "graphs": 90, "decoder": 150, "speed": 240}
+LIMITS = {
+    "device": 60, "kernels": 150, "launcher": 120, "ceilings": 40, "graphs": 90, "slice": 90, "decoder": 150,
+    "speed": 240, "tuner": 120,
+}  # fmt: skip
 """Sections and the seconds each may take, in the order of what is worth most should time run out."""
 NO_GPU = 3
 
@@ -37,11 +40,13 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the tables")
     options.add_argument("--only", default=",".join(LIMITS), help="sections, by comma")
     options.add_argument("--seconds", type=float, default=590, help="for everything")
+    options.add_argument("--slice", type=Path, default=ROOT / "gpu-slice.safetensors", help="of tools/gpu_slice.py")
     options.add_argument("--dry-run", action="store_true", help="without a GPU, interpreted, small")
     options.add_argument("--section", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.section is not None:
         return run_here(given.section, given.dry_run, given.out)
+    os.environ["GPU_CHECK_SLICE"] = str(given.slice.absolute())
     names = given.only.split(",")
     unknown = [name for name in names if name not in LIMITS]
     if unknown:

@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from quantkit.compile.places import Place, places
 from quantkit.compile.targets import ptx_target
 from quantkit.errors import PreflightError
 from quantkit.program.ir import Program
-from quantkit_kernels.triton import KernelSpec, kernels
+from quantkit_kernels.triton import Fact, KernelSpec, kernels
 
 INDEX = "index.json"
 NO_KERNEL = "no Triton kernel"
@@ -97,17 +98,23 @@ def _wanted(program: Program, target: str, classes: Sequence[BucketClass], specs
     for bucket_class in classes:
         launches = needs.launches.setdefault(bucket_class.name, {})
         missing = needs.missing.setdefault(bucket_class.name, {})
-        for place in places(program, target, bucket_class):
-            chosen = choose(place, specs)
-            if isinstance(chosen, str):
-                missing[place.node] = chosen
+        for node, asked in groupby(places(program, target, bucket_class), key=lambda place: place.node):
+            chosen: list[tuple[KernelSpec, dict[str, Fact]]] = []
+            refusals: list[str] = []
+            for place in asked:
+                found = choose(place, specs)
+                if isinstance(found, str):
+                    refusals.append(found)
+                else:
+                    chosen += [(spec, place.facts) for spec in found]
+            if refusals:
+                missing[node] = "; ".join(refusals)
                 continue
-            keys = []
-            for spec in chosen:
-                key = key_of(specialisation(spec, place.facts), target, made_by)
-                needs.jobs.setdefault(key, Job(key, spec.function.__module__, spec.name, place.facts))
-                keys.append(key)
-            launches[place.node] = keys
+            launches[node] = []
+            for spec, facts in chosen:
+                key = key_of(specialisation(spec, facts), target, made_by)
+                needs.jobs.setdefault(key, Job(key, spec.function.__module__, spec.name, facts))
+                launches[node].append(key)
     return needs
 
 

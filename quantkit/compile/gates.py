@@ -23,6 +23,7 @@ _NORM: dict[str, Fact] = {"width": 2048, "eps": 1e-6, "offset": 0.0}
 _HEADS: dict[str, Fact] = {"num_heads": 32, "num_kv_heads": 8, "cache": "INT8", "block_size": 16}
 _ROPE: dict[str, Fact] = {"op": "qk_norm_rope_kv_write", **_HEADS, "eps": 1e-6, "offset": 0.0}
 _ATTENTION: dict[str, Fact] = {"op": "paged_attention", **_HEADS, "scale": 0.125, "softcap": 0.0, "window": 0}
+_EXPERTS: dict[str, Fact] = {"experts": 8, "top_k": 2}
 _PROMPTS: dict[str, Fact] = {"phase": "prefill", "rows": "many"}
 BLOCK_K = 128
 """Columns that one turn of a linear kernel's main loop takes."""
@@ -51,6 +52,7 @@ def _other_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
     for op in ("rms_norm", "add_rms_norm"):
         yield op, "2048", {**_NORM, "op": op}
     yield "gated_act", "silu", {"op": "gated_act", "width": 8192, "activation": "silu"}
+    yield "softcap", "", {"op": "softcap", "width": 256000, "softcap": 30.0}
     yield "sample", "", {"op": "sample", "vocab": 49152}
     yield "qk_norm_rope_kv_write", "INT8 128", {**_ROPE, "head_dim": 128, "rotary_dim": 128, "qk_norm": False}
     for quant in ("int8", "fp8"):
@@ -79,9 +81,33 @@ def _cache_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
         yield "paged_attention_reduce", str(head_dim), {**_ATTENTION, "head_dim": head_dim}
 
 
+def _moe_cases() -> Iterable[tuple[str, str, dict[str, Fact]]]:
+    every: dict[str, Fact] = {**_LINEAR, **_EXPERTS, "op": "moe_linear", "n": 2048, "k": 2048, "share": 2}
+    for rows in ("few", "many"):
+        for group, symmetric in ((g, s) for g in (32, 64, 128) for s in (True, False)):
+            name = f"g{group}{'' if symmetric else ' asymmetric'}"
+            yield f"moe_linear_w4a16_{rows}", name, {
+                **every, "rows": rows, "bits": 4, "group_size": group, "symmetric": symmetric,
+            }  # fmt: skip
+        yield f"moe_linear_w4a16_{rows}", "g64 K=576 pairs", {
+            **every, "rows": rows, "bits": 4, "group_size": 64, "n": 1536, "k": 576, "share": 1,
+        }  # fmt: skip
+        for form, bits in (("w8a16", 8), ("f16", 16)):
+            yield f"moe_linear_{form}_{rows}", "", {**every, "rows": rows, "bits": bits, "group_size": 0}
+        for experts, top_k in ((8, 2), (128, 8)):
+            route: dict[str, Fact] = {"op": "moe_route", "rows": rows, "experts": experts, "top_k": top_k}
+            yield "moe_order", f"{experts} {rows}", {**route, "renormalize": True}
+    yield "moe_linear_w4a16_few", "g128 wide", {**every, "n": 4096, "bits": 4, "group_size": 128}
+    for experts, top_k, renormalize in ((8, 2, True), (60, 4, False), (128, 8, True)):
+        yield "moe_topk", str(experts), {
+            "op": "moe_route", "experts": experts, "top_k": top_k, "renormalize": renormalize,
+        }  # fmt: skip
+    yield "moe_sum", "2048 2", {"op": "moe_sum", "width": 2048, "top_k": 2}
+
+
 CASES: dict[str, tuple[str, dict[str, Fact]]] = {
     f"{kernel} {name}".strip(): (kernel, {**_COMMON, **facts})
-    for kernel, name, facts in (*_linear_cases(), *_other_cases(), *_cache_cases())
+    for kernel, name, facts in (*_linear_cases(), *_other_cases(), *_cache_cases(), *_moe_cases())
 }
 """Name -> kernel and facts, over every kernel and what changes its code most."""
 
@@ -136,7 +162,7 @@ def _row(cache: Path, key: str) -> dict[str, Any]:
         "loop": code.loop,
         "loop_barriers": code.loop_barriers,
     }
-    if "BLOCK_N" in facts["constants"] and facts["op"] == "linear":
+    if "BLOCK_N" in facts["constants"] and facts["op"] in ("linear", "moe_linear"):
         weights = facts["constants"]["BLOCK_N"] * BLOCK_K
         row["per_weight"] = round(code.loop * 32 * facts["num_warps"] / weights, 2)
     return row

@@ -11,6 +11,7 @@ from quantkit.compile.targets import capability
 from quantkit.formats.schemes import scheme
 from quantkit.program.ir import Node, Program
 from quantkit_kernels.triton import Fact
+from quantkit_kernels.triton.tuning import tuned
 
 BLOCK_SIZE = 16
 """Tokens of a block of the paged cache, as the engine divides it."""
@@ -21,7 +22,7 @@ _TABLES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 @dataclass(frozen=True)
 class Place:
-    """One node of a program in one bucket class, and the facts about it (`quantkit_kernels.triton.spec`)."""
+    """What a node of a program asks for in one bucket class: facts about it (`quantkit_kernels.triton.spec`)."""
 
     node: str
     bucket_class: BucketClass
@@ -29,7 +30,10 @@ class Place:
 
 
 def places(program: Program, target: str, bucket_class: BucketClass) -> Iterator[Place]:
-    """Every node of the program that computes something, with its facts. `program` is fused and lowered."""
+    """Every node of the program, with its facts, as often as it asks for something: in the order of its launches.
+
+    `program` is fused and lowered.
+    """
     common: dict[str, Fact] = {
         "sm": capability(target),
         "rows": "few" if bucket_class.few else "many",
@@ -37,11 +41,22 @@ def places(program: Program, target: str, bucket_class: BucketClass) -> Iterator
         "dtype": ACTIVATIONS,
     }
     for node in program.nodes:
-        yield Place(node.name, bucket_class, {"op": node.op, **common, **_OWN.get(node.op, _nothing)(node, program)})
+        for facts in _head(node, program) if node.op == "logits" else [_facts(node, program)]:
+            yield Place(node.name, bucket_class, tuned({**common, **facts}))
 
 
-def _nothing(node: Node, program: Program) -> dict[str, Fact]:
-    return {}
+def _facts(node: Node, program: Program) -> dict[str, Fact]:
+    own = _OWN.get(node.op)
+    return {"op": node.op, **(own(node, program) if own else {})}
+
+
+def _head(node: Node, program: Program) -> Iterator[dict[str, Fact]]:
+    """A linear like any other, on the rows whose logits are wanted: gathered first, as an embedding's, capped last."""
+    product = _linear(node, program)
+    yield {"op": "embedding", "width": product["k"], "table": ACTIVATIONS, "scale": 1.0}
+    yield {"op": "linear", **product}
+    if node.attrs["softcap"]:
+        yield {"op": "softcap", "width": product["n"], "softcap": _number(node, "softcap")}
 
 
 def _embedding(node: Node, program: Program) -> dict[str, Fact]:
@@ -53,7 +68,6 @@ def _linear(node: Node, program: Program) -> dict[str, Fact]:
     weight = program.weights[node.weights["weight"]]
     how = scheme(weight.scheme)
     return {
-        "op": "linear",  # a head is one too, on the rows whose logits are wanted
         "n": weight.shape[0],
         "k": weight.shape[1],
         "bits": how.bits,
@@ -116,7 +130,6 @@ def _number(node: Node, name: str) -> float:
 _OWN: dict[str, Callable[[Node, Program], dict[str, Fact]]] = {
     "embedding": _embedding,
     "linear": _linear,
-    "logits": _linear,
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "qk_norm_rope_kv_write": _rope_kv_write,

@@ -13,17 +13,20 @@ from quantkit.artifact.kernels import StoredKernels
 from quantkit_kernels.cuda.driver import Driver, DriverError
 from quantkit_kernels.cuda.kernel import LaunchPlan, LoadedKernel
 from quantkit_kernels.cuda.source import source_digest
-from quantkit_kernels.triton.spec import Facts, KernelSpec
+from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 
 log = logging.getLogger(__name__)
 
-Reason = Literal["no_code", "triton_version", "other_source", "unsupported", "shared_memory", "not_loaded"]
+Reason = Literal[
+    "no_code", "triton_version", "other_source", "other_tiles", "unsupported", "shared_memory", "not_loaded"
+]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 """Why a kernel is compiled on the spot.
 
 no_code: the artifact holds none for this device, or none of this kernel. triton_version: another Triton compiled it
-than the launcher is proven for. other_source: the kernel's source has changed since. unsupported: it needs clusters or
-scratch memory. shared_memory: more than the device has. not_loaded: the driver refused it, or it is damaged.
+than the launcher is proven for. other_source: the kernel's source has changed since. other_tiles: it was compiled with
+other constants than are chosen now, so that another grid would be launched. unsupported: it needs clusters or scratch
+memory. shared_memory: more than the device has. not_loaded: the driver refused it, or it is damaged.
 """
 
 
@@ -62,7 +65,7 @@ class KernelSet:
         """
         signature = spec.signature(facts)
         grid = spec.grid(signature, sizes)
-        kernel = self._kernel(name, spec)
+        kernel = self._kernel(name, spec, signature)
         if kernel is not None:
             return kernel.prepare(grid, values)
         from quantkit_kernels.cuda.jit import JitLaunch
@@ -76,17 +79,17 @@ class KernelSet:
                 kernel.unload()
         self._loaded.clear()
 
-    def _kernel(self, name: str | None, spec: KernelSpec) -> LoadedKernel | None:
+    def _kernel(self, name: str | None, spec: KernelSpec, signature: Signature) -> LoadedKernel | None:
         key = name or f"{spec.name} (not in the artifact)"
         if key not in self._loaded:
             try:
-                self._loaded[key] = self._load(name, spec)
+                self._loaded[key] = self._load(name, spec, signature)
             except _Unfit as found:
                 self._loaded[key] = None
                 self._count(spec.name, found.reason, str(found))
         return self._loaded[key]
 
-    def _load(self, name: str | None, spec: KernelSpec) -> LoadedKernel:
+    def _load(self, name: str | None, spec: KernelSpec, signature: Signature) -> LoadedKernel:
         if self._stored is None:
             raise _Unfit("no_code", f"the artifact holds no code for {self.target}")
         if name is None:
@@ -95,6 +98,8 @@ class KernelSet:
             metadata, cubin = self._stored.read(name)
             plan = LaunchPlan.from_metadata(metadata)
             self._compare(plan, spec)
+            if (metadata.get("constants"), plan.num_warps) != (dict(signature.constants), signature.num_warps):
+                raise _Unfit("other_tiles", "it was compiled with other constants than are chosen now")
             return LoadedKernel(self._driver, plan, cubin)
         except (ValueError, DriverError) as error:
             raise _Unfit("not_loaded", str(error)) from None

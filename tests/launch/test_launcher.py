@@ -34,6 +34,7 @@ METADATA: dict[str, Any] = {
         {"name": "global_scratch", "type": "*i8", "divisible_by": 1},
         {"name": "profile_scratch", "type": "*i8", "divisible_by": 1},
     ],
+    "constants": dict(SPEC.signature(FACTS).constants),
     "folded": {}, "shared_bytes": 0, "scratch_bytes": [0, 0], "convention": 1,
     "source": source_digest(SPEC.function.__module__), "versions": {"triton": "3.9.0"},
 }  # fmt: skip
@@ -214,6 +215,8 @@ def _cut_description(kernels_: StoredKernels) -> None:
         ("triton_version", {}, {"versions": {"triton": "3.10.0"}}, None, "Triton 3.10.0"),
         ("triton_version", {}, {"convention": 2}, None, "Triton 3.9.0"),
         ("other_source", {}, {"source": "0" * 16}, None, "source has changed"),
+        ("other_tiles", {}, {"constants": {**METADATA["constants"], "BLOCK": 512}}, None, "other constants"),
+        ("other_tiles", {}, {"num_warps": 8}, None, "other constants"),
         ("unsupported", {}, {"num_ctas": 2}, None, "clusters of 2 blocks"),
         ("unsupported", {}, {"scratch_bytes": [0, 64]}, None, "scratch memory of 64 bytes"),
         ("shared_memory", {"shared": 101376}, {"shared_bytes": 166912}, None, "needs 166912 bytes"),

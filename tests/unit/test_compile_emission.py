@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 @pytest.fixture(scope="module")
 def few(program: Program) -> Program:
-    """Only what two kernels serve, and one node that none does."""
+    """Only what three kernels serve, and one node that none does."""
     kept = [node for node in program.nodes if node.name in ("layers.0.qkv", "layers.1.qkv", "layers.0.o", "logits")]
     return program.with_(nodes=tuple(kept))
 
@@ -91,12 +92,12 @@ def load(path: Path) -> dict[str, Any]:
 
 def test_two_targets_get_code_of_their_own_whose_ptx_names_them(first: tuple[Path, Path, Emitted]) -> None:
     folder, _, made = first
-    assert made == Emitted({"sm_80": 2, "sm_90": 2}, compiled=4)
+    assert made == Emitted({"sm_80": 3, "sm_90": 3}, compiled=6)
     for target, named in (("sm_80", "sm_80"), ("sm_90", "sm_90a")):
         for ptx in (folder / target).glob("*.ptx"):
             assert re.search(rf"^\.target {named}$", ptx.read_text(), re.MULTILINE), f"{ptx} is for another target"
     cubins = [path.read_bytes() for path in folder.rglob("*.cubin")]
-    assert len(set(cubins)) == len(cubins) == 4
+    assert len(set(cubins)) == len(cubins) == 6
 
 
 def test_nodes_that_share_a_specialisation_share_a_kernel_and_the_rest_have_a_reason(
@@ -105,7 +106,9 @@ def test_nodes_that_share_a_specialisation_share_a_kernel_and_the_rest_have_a_re
     index = load(first[0] / "sm_80/index.json")
     launched = index["launches"]["decode"]
     assert launched["layers.0.qkv"] == launched["layers.1.qkv"]
-    assert {name.rpartition("-")[0] for name in index["kernels"]} == {"linear_w4a16_few", "linear_w8a16_few"}
+    linears = {"linear_w4a16_few", "linear_w8a16_few"}
+    assert {name.rpartition("-")[0] for name in index["kernels"]} == {"embedding", *linears}
+    assert [name.rpartition("-")[0] for name in launched["logits"]] == ["embedding", "linear_w8a16_few"]
     assert index["missing"] == {"decode": {"layers.0.o": "no kernel for 16-bit weights and fp16 activations"}}
 
 
@@ -150,7 +153,7 @@ def test_emission_gives_the_same_bytes_again_wherever_the_checkout_lies(
         shutil.copytree(root / package, moved / Path(package).name, ignore=ignored)
     monkeypatch.setattr(sys, "path", [str(moved), *sys.path])  # workers import from there
     again = emitted(few, tmp_path / "kernels", tmp_path / "cache", ("sm_90",))
-    assert again.compiled == 2
+    assert again.compiled == 3
     ours = {name: digest for name, digest in digests(first[0]).items() if name.startswith("sm_90")}
     assert digests(tmp_path / "kernels") == ours
     assert not any(str(root).encode() in path.read_bytes() for path in first[0].rglob("*.*"))
@@ -177,6 +180,18 @@ def test_a_kernel_that_does_not_compile_is_one_line_that_names_its_target(tmp_pa
     job = Job("0" * 64, "quantkit_kernels.triton.linear_w8a16", "linear_w8a16_few", wrong)
     with pytest.raises(PreflightError, match=r"^sm_80: compiling failed: ValueError"):
         compile_all({"sm_80": [job]}, tmp_path, 1, lambda *_: None)
+
+
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_head_gathers_its_rows_multiplies_them_and_caps_what_its_model_caps(
+    program: Program, softcap: float | None
+) -> None:
+    nodes = [replace(n, attrs={**n.attrs, "softcap": softcap}) if n.op == "logits" else n for n in program.nodes]
+    head = [p for p in places(program.with_(nodes=tuple(nodes)), "sm_90", CLASSES["decode"]) if p.node == "logits"]
+    assert [place.facts["op"] for place in head] == ["embedding", "linear", *(["softcap"] if softcap else [])]
+    assert head[0].facts["width"] == head[1].facts["k"] == program.hidden_size
+    assert not softcap or (head[-1].facts["width"], head[-1].facts["softcap"]) == (program.vocab_size, softcap)
+    assert not any(isinstance(choose(place, tuple(kernels().values())), str) for place in head)
 
 
 def test_every_node_of_every_class_is_served_or_has_a_reason(program: Program) -> None:

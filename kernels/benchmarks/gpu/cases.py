@@ -7,14 +7,15 @@ An op that has no builder, or an argument that no builder fills, is a failure wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpu import experts
 from gpu.ahead import Ahead, Launchable
+from gpu.case import TYPES, Case, random_half, random_matrix
 from quantkit_kernels.cache_formats import CACHE_FORMATS
 from quantkit_kernels.ops import (
     add_rms_norm,
@@ -22,6 +23,7 @@ from quantkit_kernels.ops import (
     gated_act,
     kv_cells,
     linear,
+    logits,
     paged_attention,
     qk_norm_rope_kv_write,
     quantize,
@@ -29,60 +31,10 @@ from quantkit_kernels.ops import (
     sample,
 )
 from quantkit_kernels.triton import Fact, KernelSpec
-from quantkit_kernels.triton.layout import pack_matrix, pad_rows
+from quantkit_kernels.triton.layout import pad_rows
 
 BLOCK = 16
 NO_WINDOW = 2**31 - 1
-TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@dataclass
-class Case:
-    """A case: values by argument, launch sizes, the arguments that it writes, and what they must be.
-
-    bound: name -> (relative, absolute) tolerance. before: what arguments hold that are written in part. numbers: name
-    -> what an output stands for, where that is not its elements. moved: bytes that must be read and written.
-    operations: additions and multiplications. baseline: the same in plain torch FP16, where there is one.
-    """
-
-    values: dict[str, Any]
-    sizes: dict[str, int]
-    expected: dict[str, Tensor]
-    bound: dict[str, tuple[float, float]]
-    before: dict[str, Tensor] = field(default_factory=dict)
-    numbers: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
-    operations: float = 0.0
-    baseline: Callable[[], Any] | None = None
-    also_moved: int = 0
-    unread: frozenset[str] = field(default_factory=frozenset)
-
-    @property
-    def moved(self) -> int:
-        """Bytes of all tensors that are read or written, but for those not counted (caches count what is seen)."""
-        tensors = {name: value for name, value in self.values.items() if isinstance(value, Tensor)}
-        return self.also_moved + sum(t.nbytes for name, t in tensors.items() if name not in self.unread)
-
-    def poison(self) -> None:
-        """Fill what is written with what no kernel writes, or what stood there before."""
-        for name in self.expected:
-            out = self.values[name]
-            if name in self.before:
-                out.copy_(self.before[name])
-            else:
-                out.fill_(float("nan") if out.is_floating_point() else -77)
-
-    def errors(self) -> dict[str, float]:
-        """By output: the largest difference, as a share of what the bound allows; above 1 is wrong."""
-        found = {}
-        for name, expected in self.expected.items():
-            relative, absolute = self.bound[name]
-            read = self.numbers.get(name, Tensor.float)
-            out, want = read(self.values[name]), read(expected)
-            share = (out - want).abs() / (relative * want.abs() + absolute)
-            share = torch.where((out == want) | (out.isnan() & want.isnan()), torch.zeros_like(share), share)
-            worst = float(share.nan_to_num(nan=float("inf")).max())
-            found[name] = worst
-        return found
 
 
 def launches(case: Case, specs: list[KernelSpec], facts: Mapping[str, Fact], ahead: Ahead) -> list[Launchable]:
@@ -98,10 +50,6 @@ def build(facts: Mapping[str, Fact], rows: int, length: int, device: str) -> Cas
     return builder(facts, rows, length, device)
 
 
-def _half(*shape: int, device: str, spread: float = 1.0) -> Tensor:
-    return (torch.randn(*shape, device=device) * spread).half()
-
-
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CODE_STEPS = {"int8": (0.0, 1.0), "fp8": (0.126, 2.0**-9)}
 """A code next to the reference's: its value may lie at the edge between two."""
@@ -113,7 +61,7 @@ def _linear_codes(facts: Mapping[str, Any], rows: int, length: int, device: str)
     x, x_scale = quantize.reference(torch.randn(rows, k, device=device), form)
     codes, scale = quantize.reference(torch.randn(n, k, device=device), form)
     packed = pad_rows(codes, scale.to(TYPES[str(facts["scale"])]))
-    bias = _half(n, device=device) if facts["bias"] else None
+    bias = random_half(n, device=device) if facts["bias"] else None
     values = {
         "x": x, "x_scale": x_scale, "codes": packed.codes, "scale": packed.scale, "bias": bias, **_parts(facts, device),
         "out": torch.empty(rows, n, dtype=torch.float16, device=device), "rows": rows, "n": n, "k": k,
@@ -140,16 +88,9 @@ def _linear(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Ca
     if facts.get("quant"):
         return _linear_codes(facts, rows, length, device)
     n, k, bits, group = (int(facts[name]) for name in ("n", "k", "bits", "group_size"))
-    if bits not in (4, 8):
-        raise ValueError(f"this check packs no {bits}-bit weights")
-    top, groups = 1 << (bits - 1), k // group if group else 1
-    codes = torch.randint(-top, top, (n, k), dtype=torch.int8)
-    scale = (torch.rand(n, groups) * 0.02 + 0.001).to(TYPES[str(facts["scale"])])
-    zero = None if facts["symmetric"] else torch.randint(-top, top, (n, groups), dtype=torch.int8)
-    packed = pack_matrix(codes, scale, zero, bits=bits, group_size=group)
-    shifted = codes.float() - (0.0 if zero is None else zero.float().repeat_interleave(k // groups, 1))
-    dense = (shifted * scale.float().repeat_interleave(k // groups, 1)).to(device)
-    x, bias = _half(rows, k, device=device), _half(n, device=device) if facts["bias"] else None
+    packed, dense = random_matrix(n, k, bits, group, symmetric=bool(facts["symmetric"]), scale=str(facts["scale"]))
+    dense = dense.to(device)
+    x, bias = random_half(rows, k, device=device), random_half(n, device=device) if facts["bias"] else None
     values = {
         "x": x, "words": packed.words.to(device), "scale": packed.scale.to(device),
         "zero": None if packed.zero is None else packed.zero.to(device), "bias": bias,
@@ -176,14 +117,22 @@ def _embedding(facts: Mapping[str, Any], rows: int, length: int, device: str) ->
                 also_moved=rows * width * table.element_size())  # fmt: skip
 
 
+def _softcap(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
+    width, cap = int(facts["width"]), float(facts["softcap"])
+    before = (2 * cap * torch.randn(rows, width, device=device)).half()
+    return Case({"out": torch.empty_like(before), "softcap": cap}, {"rows": rows, "n": width},
+                {"out": logits.capped(before.float(), cap)}, {"out": (1e-3, 1e-4 * cap)},
+                before={"out": before}, also_moved=before.nbytes)  # fmt: skip
+
+
 def _norm(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
     width, eps, offset = int(facts["width"]), float(facts["eps"]), float(facts["offset"])
-    x, weight = _half(rows, width, device=device), torch.randn(width, device=device)
+    x, weight = random_half(rows, width, device=device), torch.randn(width, device=device)
     values: dict[str, Any] = {"x": x, "weight": weight, "y": torch.empty_like(x), "eps": eps, "offset": offset}
     if facts["op"] == "rms_norm":
         wanted = {"y": rms_norm.reference(x.float(), weight, eps, offset)}
     else:
-        values |= {"residual": _half(rows, width, device=device, spread=9), "residual_out": torch.empty_like(x)}
+        values |= {"residual": random_half(rows, width, device=device, spread=9), "residual_out": torch.empty_like(x)}
         added = (x.float() + values["residual"].float()).half()
         wanted = {"y": rms_norm.reference(added.float(), weight, eps, offset), "residual_out": added}
         assert torch.equal(
@@ -210,7 +159,7 @@ def _with_codes(facts: Mapping[str, Any], case: Case, name: str) -> Case:
 
 def _gated_act(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
     width, activation = int(facts["width"]), str(facts["activation"])
-    gate_up = _half(rows, 2 * width, device=device, spread=3)
+    gate_up = random_half(rows, 2 * width, device=device, spread=3)
     expected = gated_act.reference(gate_up.double(), activation).float()
     values = {"gate_up": gate_up, "out": torch.empty(rows, width, dtype=torch.float16, device=device)}
     return _with_codes(facts, Case(values, {"rows": rows, "n": width}, {"out": expected}, {"out": (1e-3, 1e-6)}), "out")
@@ -218,7 +167,7 @@ def _gated_act(facts: Mapping[str, Any], rows: int, length: int, device: str) ->
 
 def _quantize(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Case:
     width, form = int(facts["width"]), QUANTIZED[str(facts["quant"])]
-    x = _half(rows, width, device=device, spread=3)
+    x = random_half(rows, width, device=device, spread=3)
     codes, scale = quantize.reference(x, form)
     values = {"x": x, "codes": torch.empty_like(codes), "scale": torch.empty_like(scale)}
     exact = {"codes": (0.0, 1e-9), "scale": (0.0, 1e-12)}
@@ -230,7 +179,7 @@ def _sample(facts: Mapping[str, Any], rows: int, length: int, device: str) -> Ca
     from quantkit_kernels.triton.sample import sample_tensors
 
     vocab = int(facts["vocab"])
-    logits = _half(rows, vocab, device=device, spread=3)
+    logits = random_half(rows, vocab, device=device, spread=3)
     filters: list[dict[str, Any]] = [
         {}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 40}, {"temperature": 1.0, "top_p": 0.9},
         {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "min_p": 0.05}, {"temperature": 1.5, "min_p": 0.02},
@@ -288,7 +237,7 @@ def _rope_write(facts: Mapping[str, Any], rows: int, length: int, device: str) -
     slots[rows // 2] = -1
     norms = [torch.rand(dim, device=device) if facts["qk_norm"] else None for _ in range(2)]
     values = {
-        "qkv": _half(rows, (heads + 2 * kv_heads) * dim, device=device), "slot_mapping": slots,
+        "qkv": random_half(rows, (heads + 2 * kv_heads) * dim, device=device), "slot_mapping": slots,
         "positions": torch.randint(0, length, (rows,), dtype=torch.int32, device=device), "cos": angle.cos(),
         "sin": angle.sin(), "q_norm": norms[0], "k_norm": norms[1], "k_scale": k_scale, "v_scale": v_scale,
         "k_cache": k, "v_cache": v, "q_out": torch.empty(rows, heads * dim, dtype=torch.float16, device=device),
@@ -343,7 +292,7 @@ def _attended(facts: Mapping[str, Any], lengths: list[int], counts: list[int], r
     # A sequence of no length gets zeros, which the reference makes of tokens of no sequence.
     real = [count if length else 0 for count, length in zip(counts, lengths, strict=True)]
     values: dict[str, Any] = {
-        "q": _half(rows, heads * dim, device=device), "k_cache": k, "v_cache": v, "k_scale": k_scale,
+        "q": random_half(rows, heads * dim, device=device), "k_cache": k, "v_cache": v, "k_scale": k_scale,
         "v_scale": v_scale, "block_table": table.to(device), "query_start_loc": _starts(counts, device),
         "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device), "scale": float(facts["scale"]),
         "softcap": float(facts["softcap"]) or 1.0, "window": int(facts["window"]) or NO_WINDOW,
@@ -383,7 +332,11 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any], int, int, str], Case]] = {
     "quantize_per_token": _quantize,
     "qk_norm_rope_kv_write": _rope_write,
     "paged_attention": _attention,
+    "softcap": _softcap,
     "sample": _sample,
+    "moe_route": experts.route,
+    "moe_linear": experts.linear,
+    "moe_sum": experts.weighted_sum,
 }
 
 
@@ -391,7 +344,7 @@ def small(facts: Mapping[str, Fact]) -> dict[str, Fact]:
     """The same facts at sizes that the interpreter gets through."""
     sizes: dict[str, Fact] = {
         "n": 48,
-        "k": 1024 if facts.get("rows") == "few" else 256,
+        "k": 1024 if facts["op"] == "linear" and facts.get("rows") == "few" else 256,
         "width": 96,
         "num_heads": 4,
         "num_kv_heads": 2,

@@ -3,19 +3,24 @@ CPU and Triton's interpreter at small sizes, and leaves out what only a device c
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from gpu import decoder
+from gpu import decoding, sliced, tuner
 from gpu.ahead import DRY_TARGET, Ahead, Launchable
 from gpu.cases import Case, build, launches, small
+from gpu.decoder import llama
 from gpu.report import Section
 from quantkit_kernels.cuda.jit import JitLaunch
 from quantkit_kernels.triton import Fact, KernelSpec, kernels
 
+SLICE = "GPU_CHECK_SLICE"
+"""Environment variable: the file that `tools/gpu_slice.py` made."""
 FEW, MANY = 5, 70
 """Rows of a case, by its class: neither divides a tile."""
 
@@ -238,6 +243,17 @@ def measure_speed(section: Section, dry: bool) -> None:
                 row |= {"ok": False, "why": f"{type(error).__name__}: {error}"}
 
 
+def check_slice(section: Section, dry: bool) -> None:
+    """The first layers of a real artifact, where they were carried along."""
+    sliced.check(section, dry, Path(os.environ.get(SLICE, "gpu-slice.safetensors")))
+
+
+def tune_linears(section: Section, dry: bool) -> None:
+    """Tiles of the linears of Llama-3.2-1B's shape, for `keep_tuning.py` to keep."""
+    shape = decoding.TINY.shape if dry else decoding.LLAMA_1B.shape
+    tuner.tune(section, dry, llama(*shape), lambda work: _milliseconds(work, dry))
+
+
 def _torch_ms(work: Callable[[], Any]) -> tuple[float, float]:
     """Milliseconds of plain torch and of torch.compile; NaN where it cannot compile."""
     plain = _milliseconds(work, dry=False)
@@ -254,8 +270,10 @@ SECTIONS: dict[str, Callable[[Section, bool], None]] = {
     "kernels": check_kernels,
     "launcher": check_launcher,
     "ceilings": measure_ceilings,
-    "graphs": decoder.check_graphs,
-    "decoder": decoder.measure_decoder,
+    "graphs": decoding.check_graphs,
+    "slice": check_slice,
+    "decoder": decoding.measure_decoder,
     "speed": measure_speed,
+    "tuner": tune_linears,
 }
 """Every section by its name."""

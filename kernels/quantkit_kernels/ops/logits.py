@@ -13,7 +13,7 @@ def reference(hidden: Tensor, logits_rows: Tensor, weight: Tensor, softcap: floa
 
     hidden: float32 `[T, H]`; logits_rows: int `[R]`; weight: `[V, H]`. Returns float32 `[R, V]`.
     """
-    return _capped(linear.reference(hidden[logits_rows.long()], weight), softcap)
+    return capped(linear.reference(hidden[logits_rows.long()], weight), softcap)
 
 
 def of_codes(
@@ -25,8 +25,9 @@ def of_codes(
     softcap: float | None = None,
 ) -> Tensor:
     """The same with the rows quantized on the fly; codes, scale and zero as `linear.of_codes` takes them."""
-    return _capped(linear.of_codes(hidden[logits_rows.long()], codes, scale, zero), softcap)
+    return capped(linear.of_codes(hidden[logits_rows.long()], codes, scale, zero), softcap)
 
 
-def _capped(y: Tensor, softcap: float | None) -> Tensor:
+def capped(y: Tensor, softcap: float | None) -> Tensor:
+    """`c·tanh(y / c)` (Gemma Team 2024, section 2), y where there is no cap."""
     return y if softcap is None else softcap * torch.tanh(y / softcap)

@@ -17,11 +17,15 @@ def kernels() -> dict[str, KernelSpec]:
         linear_a8,
         linear_w4a16,
         linear_w8a16,
+        moe_linear,
+        moe_route,
+        moe_sum,
         paged_attention,
         paged_prefill,
         qk_norm_rope_kv_write,
         quantize,
         sample,
+        softcap,
         split_k,
     )
 
@@ -29,7 +33,8 @@ def kernels() -> dict[str, KernelSpec]:
         (linear_w4a16, linear_w8a16, linear_a8),
         (qk_norm_rope_kv_write, paged_attention, paged_prefill),
     )
-    files = (*linears, embedding, add_rms_norm, *attention, gated_act, quantize, split_k, sample)
+    experts = (moe_route, moe_linear, moe_sum)
+    files = (*linears, embedding, add_rms_norm, *attention, gated_act, quantize, split_k, softcap, sample, *experts)
     return {spec.name: spec for file in files for spec in file.SPECS}
 
 

@@ -14,6 +14,7 @@ from quantkit_kernels.triton.operands import expect
 from quantkit_kernels.triton.spec import Fact, KernelSpec
 from quantkit_kernels.triton.split_k import splits
 from quantkit_kernels.triton.tiles import FEW_ROWS
+from quantkit_kernels.triton.tuning import tuned
 
 _SPECS = (*linear_w4a16.SPECS, *linear_w8a16.SPECS, *linear_a8.SPECS)
 FLOAT_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -82,10 +83,10 @@ def _launch(
     expect("out", out, (t, n), (torch.float16,))
     if not out.numel():
         return out
-    facts: dict[str, Fact] = {
+    facts = tuned({
         "op": "linear", "sm": _capability(x), "rows": rows or ("few" if t <= FEW_ROWS else "many"), "dtype": "fp16",
         "n": n, "k": k, "bias": bias is not None, **form,
-    }  # fmt: skip
+    })  # fmt: skip
     if facts["rows"] == "few" and t > FEW_ROWS:
         raise ValueError(f"{t} rows are more than the {FEW_ROWS} that a kernel for few rows takes")
     values: dict[str, Any] = {**given, "bias": bias, "out": out, "rows": t, "n": n, "k": k}

@@ -95,7 +95,8 @@ def _signature(facts: Facts) -> Signature:
     sums = sums_go(facts, "*i32" if facts["quant"] == "int8" else "*fp32", after)
     pointers = {"x": codes, "codes": codes, "partial": None, **sums}
     arguments: dict[str, str | int] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
-    block_n, stages = (few_block(n), 4) if few else (128, 3)
+    block_n = few_block(facts) if few else int(facts.get("block_n") or 128)
+    stages = int(facts.get("stages") or (4 if few else 3))
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
         constants={

@@ -4,7 +4,7 @@ Facts are a plain dictionary about one place in a model: they come from a progra
 hold whatever the kernel's op needs. A kernel reads what it knows and ignores the rest. Every set of facts holds
 
     op      the program op: embedding, linear, add_rms_norm, rms_norm, qk_norm_rope_kv_write, gated_act,
-            paged_attention, sample, quantize_per_token
+            paged_attention, softcap, sample, quantize_per_token, moe_route, moe_linear, moe_sum
     sm      the target's compute capability as a number: 80, 86, 89, 90, 100, 120
     phase   "decode" (one token a sequence) or "prefill"
     rows    "few" (at most 16 rows) or "many"
@@ -13,7 +13,7 @@ hold whatever the kernel's op needs. A kernel reads what it knows and ignores th
 and, by op,
 
     linear                  n, k, bits (4, 8), group_size (0: one scale a row), symmetric, bias, scale ("fp16", "bf16");
-                            8-bit activations add quant
+                            8-bit activations add quant; measured choices (`tuning`) add block_n, stages, splits
     embedding               width, table (its type: "fp16", "bf16", "fp32"), scale
     rms_norm, add_rms_norm  width, eps, offset
     qk_norm_rope_kv_write   num_heads, num_kv_heads, head_dim, rotary_dim, qk_norm, eps, offset, block_size, cache (a
@@ -22,7 +22,12 @@ and, by op,
     quantize_per_token      width, quant
     paged_attention         num_heads, num_kv_heads, head_dim, cache, block_size, scale, softcap (0.0: none),
                             window (0: none)
+    softcap                 width, softcap (dtype is the logits')
     sample                  vocab (dtype is the logits')
+    moe_route               experts, top_k, renormalize (weights of a token's experts sum to 1); dtype is the logits'
+    moe_linear              experts, top_k, share (rows of the result that read a row of x: top_k or 1) and, as linear,
+                            n, k, bits (4, 8, 16), group_size, symmetric, scale (of no use to 16 bits)
+    moe_sum                 width, top_k
 
 Activations of 8 bits, codes with one dynamic scale a row, have the fact
 
@@ -75,7 +80,7 @@ class KernelSpec:
     optional: where it refuses, its launch is left out, and the op is served without.
     signature: how it is specialised for the facts; equal signatures are compiled once.
     grid: `(signature, sizes) -> (x, y, z)`, the launch's blocks; sizes hold what is known at launch only:
-        `rows`, `n` and, for attention, `sequences`.
+        `rows`, `n`, for attention `sequences` and, for moe_linear, `blocks` (`ops.moe_route.most_blocks`).
     """
 
     name: str

@@ -29,14 +29,16 @@ BLOCK = 4 * 32 * WARPS
 
 
 def splits(facts: Facts) -> int:
-    """Parts that K is cut into; 1 where the linear kernel writes the output itself.
+    """Parts that K is cut into, as was measured (`tuning`), else by the matrix; 1: the linear kernel writes the output.
 
     Groups of 32 stay whole: their loop leaves no registers for a part's bounds (it spills with Triton 3.7.1).
     """
     if facts["rows"] != "few" or facts["group_size"] == 32:
         return 1
+    if facts.get("splits"):
+        return int(facts["splits"])
     n, blocks, parts = int(facts["n"]), triton.cdiv(int(facts["k"]), 128), 1
-    tiles, wanted = triton.cdiv(n, few_block(n)), PROGRAMS.get(int(facts["sm"]), PROGRAMS_ELSEWHERE)
+    tiles, wanted = triton.cdiv(n, few_block(facts)), PROGRAMS.get(int(facts["sm"]), PROGRAMS_ELSEWHERE)
     while parts < MOST_SPLITS and parts * tiles < wanted and blocks >= 2 * parts * LEAST_BLOCKS:
         parts *= 2
     return parts

@@ -1,6 +1,6 @@
 """Tile sizes of the linear kernels and what their signatures share.
 
-Chosen by reading compiled code, not by timing: no GPU has run these yet.
+Chosen by reading compiled code where nothing was timed (`tuning`): no GPU has run these yet.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ WIDE = 4096
 """Rows of the weight from which a `few` kernel takes tiles of 64; below, tiles of 32."""
 
 
-def few_block(n: int) -> int:
-    """Rows of the weight that a program of a `few` kernel takes."""
-    return 64 if n >= WIDE else 32
+def few_block(facts: Facts) -> int:
+    """Rows of the weight that a program of a `few` kernel takes: as was measured (`tuning`), else by the matrix."""
+    return int(facts.get("block_n") or (64 if int(facts["n"]) >= WIDE else 32))
 
 
 def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants: Mapping[str, Any]) -> Signature:
@@ -31,7 +31,8 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
     """
     n, k = int(facts["n"]), int(facts["k"])
     few = facts["rows"] == "few"
-    block_n, stages = few_block(n) if few else 64, 4 if few else 3
+    block_n = few_block(facts) if few else int(facts.get("block_n") or 64)
+    stages = int(facts.get("stages") or (4 if few else 3))
     arguments: dict[str, str | int | float] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
