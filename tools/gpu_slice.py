@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "kernels/benchmarks")]
 
+from arguments import count  # noqa: E402
 from gpu.decoder import BLOCK  # noqa: E402
 from gpu.sliced import Slice  # noqa: E402
 
@@ -41,14 +43,14 @@ _TYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("artifact", type=Path)
-    options.add_argument("--layers", type=int, default=8)
-    options.add_argument("--tokens", type=int, default=16384, help="of the vocabulary")
+    options.add_argument("--layers", type=count, default=8)
+    options.add_argument("--tokens", type=count, default=16384, help="of the vocabulary")
     options.add_argument("--out", type=Path, default=ROOT / "gpu-slice.safetensors")
     given = options.parse_args()
     try:
         made = cut(open_artifact(given.artifact), given.layers, given.tokens)
         made.save(given.out)
-    except (QuantkitError, ValueError) as error:
+    except (QuantkitError, ValueError, OSError, SafetensorError) as error:
         print(f"gpu-slice: {error}", file=sys.stderr)
         return 2
     print(f"{given.out}: {made.program.num_layers} layers, {given.out.stat().st_size / 2**20:.1f} MiB")
@@ -107,7 +109,7 @@ def cut(artifact: Artifact, layers: int, tokens: int, sequences: int = SEQUENCES
     return replace(unfinished, expected=_exact(unfinished, weights))
 
 
-def _sequences(artifact: Artifact, program: Program, count: int, further: int) -> list[list[int]]:
+def _sequences(artifact: Artifact, program: Program, wanted: int, further: int) -> list[list[int]]:
     """Held-out conversations without the tokens that were cut off."""
     from tokenizers import Tokenizer
 
@@ -119,7 +121,7 @@ def _sequences(artifact: Artifact, program: Program, count: int, further: int) -
         length = SHORTEST + 2 * len(found) + further
         if len(ids) >= length:
             found.append(ids[:length])
-        if len(found) == count:
+        if len(found) == wanted:
             return found
     raise ValueError("the held-out conversations hold too few of the first tokens: keep more of them")
 

@@ -142,3 +142,19 @@ def test_a_slice_that_is_too_large_is_refused_and_not_written(
     with pytest.raises(ValueError, match="fewer layers or tokens"):
         made[1].save(tmp_path / "large")
     assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize("options", [["--out", "absent/slice"], ["--layers", "0"], ["--tokens", "0"]], ids=str)
+def test_a_slice_that_cannot_be_made_is_one_line(
+    made: tuple[Path, sliced.Slice, Path], options: list[str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu_slice.py", str(made[0]), "--out", "out", *options])
+    try:
+        code = gpu_slice.main()
+    except SystemExit as ended:  # argparse's
+        code = int(str(ended.code))
+    assert code == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -62,6 +62,23 @@ def test_nothing_measured_writes_nothing(
     assert "no tuner section with a right result" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[1]", '[{"name": "tuner"}]', json.dumps([{"name": "tuner", "rows": [{"ok": True, "choice": {}}]}]),
+     json.dumps([{"name": "tuner", "rows": [{**ROWS[0], "linear": 'a"b'}]}]),
+     json.dumps([{"name": "tuner", "rows": [{**ROWS[0], "sm": 91}]}])],
+    ids=str,
+)  # fmt: skip
+def test_a_file_that_is_no_gpu_checks_is_one_line_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (tmp_path / "check").write_text(content)
+    monkeypatch.setattr(sys, "argv", ["keep_tuning.py", str(tmp_path / "check"), "--out", str(tmp_path / "out")])
+    assert keep_tuning.main() == 2
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("choice", [{"warps": 4}, {"stages": 0}, {"stages": True}, {"splits": "2"}], ids=str)
 def test_a_choice_that_is_none_is_refused(choice: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is no choice of"):

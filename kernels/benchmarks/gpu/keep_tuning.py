@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quantkit.compile.targets import TARGETS
 from quantkit_kernels.triton import tuned_choices
 from quantkit_kernels.triton.tuning import CHOICES
 
+_KEY = re.compile(r"(few|many) W[48]( g\d+)?( asymmetric)?( int8| fp8)? n\d+ k\d+")
+"""What `table_key` makes."""
 Tables = dict[int, dict[str, dict[str, int]]]
 
 
@@ -23,8 +27,12 @@ def main() -> int:
     options.add_argument("check", type=Path, help="gpu-check.json")
     options.add_argument("--out", type=Path, default=Path(tuned_choices.__file__))
     given = options.parse_args()
-    sections = json.loads(given.check.read_text(encoding="utf-8"))
-    found = measured(next((each["rows"] for each in sections if each["name"] == "tuner"), []))
+    try:
+        sections = json.loads(given.check.read_text(encoding="utf-8"))
+        found = measured(next((each["rows"] for each in sections if each["name"] == "tuner"), []))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{given.check}: not a gpu-check's table: {type(error).__name__}: {error}")
+        return 2
     if not found:
         print(f"{given.check}: no tuner section with a right result")
         return 2
@@ -43,6 +51,8 @@ def measured(rows: Sequence[Mapping[str, Any]]) -> Tables:
             continue
         if not set(choice) <= set(CHOICES) or not all(type(value) is int and value > 0 for value in choice.values()):
             raise ValueError(f"{row.get('linear')}: {choice} is no choice of {', '.join(CHOICES)}")
+        if not _KEY.fullmatch(str(row["linear"])) or f"sm_{row['sm']}" not in TARGETS:
+            raise ValueError(f"{str(row['linear'])[:60]!r} on {row['sm']!r} names no linear of a target")
         found.setdefault(int(row["sm"]), {})[str(row["linear"])] = choice
     return found
 
