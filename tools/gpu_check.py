@@ -40,13 +40,18 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder of the tables")
     options.add_argument("--only", default=",".join(LIMITS), help="sections, by comma")
     options.add_argument("--seconds", type=float, default=590, help="for everything")
-    options.add_argument("--slice", type=Path, default=ROOT / "gpu-slice.safetensors", help="of tools/gpu_slice.py")
+    options.add_argument(
+        "--slice", type=Path, help="made by tools/gpu_slice.py; gpu-slice.safetensors where it is there"
+    )
     options.add_argument("--dry-run", action="store_true", help="without a GPU, interpreted, small")
     options.add_argument("--section", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.section is not None:
         return run_here(given.section, given.dry_run, given.out)
-    os.environ["GPU_CHECK_SLICE"] = str(given.slice.absolute())
+    if given.slice is not None and not given.slice.is_file():
+        print(f"gpu-check: --slice {given.slice}: no such file; tools/gpu_slice.py ARTIFACT makes one", file=sys.stderr)
+        return 2
+    os.environ["GPU_CHECK_SLICE"] = str((given.slice or ROOT / "gpu-slice.safetensors").absolute())
     names = given.only.split(",")
     unknown = [name for name in names if name not in LIMITS]
     if unknown:

@@ -48,6 +48,8 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=ROOT / "gpu-slice.safetensors")
     given = options.parse_args()
     try:
+        if given.out.exists() and not given.out.is_file():
+            raise ValueError(f"{given.out} is there and is no file: name another with --out")
         made = cut(open_artifact(given.artifact), given.layers, given.tokens)
         made.save(given.out)
     except (QuantkitError, ValueError, OSError, SafetensorError) as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quantkit.artifact.architecture import architecture
+from quantkit.errors import CheckpointError
 from quantkit.program import build_program, fuse_steps
 from quantkit.program.ir import Program
 
@@ -28,13 +29,19 @@ def pass_counts(artifact: Artifact) -> tuple[PassCount, ...]:
     """The passes between the architecture of the artifact's config.json and the program it stores.
 
     The last entry, `lower_precision, plan_buffers`, ends in the stored program: what an engine runs. Raises what
-    `architecture` raises.
+    `architecture` raises, and CheckpointError where the two are not of one model.
     """
     program = build_program(architecture(artifact))
     counts = []
     for name, after in (*fuse_steps(program), ("lower_precision, plan_buffers", artifact.program)):
         counts.append(PassCount(name, _ops(program), _ops(after)))
         program = after
+    if counts[-1].before != counts[-1].after:
+        raise CheckpointError(
+            "describes another model than the program that is stored",
+            where=str(artifact.folder / "config.json"),
+            next="`quantkit verify` says which file was changed",
+        )
     return tuple(counts)
 
 

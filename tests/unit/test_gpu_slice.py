@@ -112,6 +112,17 @@ def test_without_a_slice_the_section_says_how_to_make_one(tmp_path: Path) -> Non
     assert "tools/gpu_slice.py ARTIFACT makes it" in section.notes[0]
 
 
+def test_a_file_that_is_no_slice_is_named(tmp_path: Path) -> None:
+    from gpu.report import Section
+
+    (tmp_path / "text").write_text("no slice")
+    with pytest.raises(ValueError, match=r"text is no slice .*gpu_slice.py ARTIFACT makes one"):
+        sliced.check(Section("slice"), True, tmp_path / "text")
+    command = [sys.executable, str(ROOT / "tools/gpu_check.py"), "--dry-run", "--only", "slice", "--slice"]
+    ran = subprocess.run([*command, str(tmp_path / "absent")], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, len(ran.stderr.splitlines())) == (2, 1)
+
+
 def test_divergence_is_that_of_the_distributions() -> None:
     p, q = torch.tensor([[0.0, math.log(3.0)]]), torch.tensor([[0.0, 0.0]])
     wanted = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
@@ -144,7 +155,9 @@ def test_a_slice_that_is_too_large_is_refused_and_not_written(
     assert not (tmp_path / "large").exists()
 
 
-@pytest.mark.parametrize("options", [["--out", "absent/slice"], ["--layers", "0"], ["--tokens", "0"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [["--out", "absent/slice"], ["--out", "/dev/null"], ["--layers", "0"], ["--tokens", "0"]], ids=str
+)
 def test_a_slice_that_cannot_be_made_is_one_line(
     made: tuple[Path, sliced.Slice, Path], options: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], tmp_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_what_each_pass_saves_is_what_it_fuses(artifact: Path, capsys: pytest.Ca
     assert saved["fuse_rope_kv_write"] == 3 * layers  # the split, rope of q and of k, and the write become one
     assert saved["fuse_gated_act"] == layers  # the split and the product of both halves become one
     assert saved["lower_precision, plan_buffers"] == 0
+
+
+def test_a_config_of_another_model_is_not_believed(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Path(shutil.copytree(artifact, tmp_path / "other"))
+    config = other / "config.json"
+    size, body = config.stat().st_size, json.loads(config.read_text())
+    changed = json.dumps(body | {"num_hidden_layers": body["num_hidden_layers"] + 1})
+    config.write_text(changed.ljust(size))
+    assert config.stat().st_size == size
+    assert run(["inspect", str(other), "--passes"]) == 3
+    assert "config.json: describes another model than the program that is stored" in capsys.readouterr().err
 
 
 def test_passes_are_readable_and_ask_for_one_thing(artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_nothing_measured_writes_nothing(
 ) -> None:
     code, out = run(monkeypatch, tmp_path, ROWS[2:])
     assert (code, out.exists()) == (2, False)
-    assert "no tuner section with a right result" in capsys.readouterr().out
+    assert "no tuner section with a right result" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,18 @@ def test_a_file_that_is_no_gpu_checks_is_one_line_and_writes_nothing(
     (tmp_path / "check").write_text(content)
     monkeypatch.setattr(sys, "argv", ["keep_tuning.py", str(tmp_path / "check"), "--out", str(tmp_path / "out")])
     assert keep_tuning.main() == 2
-    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_cannot_be_written_leaves_the_one_that_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tuned.py").mkdir()
+    code, out = run(monkeypatch, tmp_path, ROWS)
+    assert (code, out.is_dir()) == (2, True)
+    assert "cannot be written" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu-check.json", "tuned.py"]
 
 
 @pytest.mark.parametrize("choice", [{"warps": 4}, {"stages": 0}, {"stages": True}, {"splits": "2"}], ids=str)

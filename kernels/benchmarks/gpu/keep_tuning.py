@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,28 @@ def main() -> int:
     try:
         sections = json.loads(given.check.read_text(encoding="utf-8"))
         found = measured(next((each["rows"] for each in sections if each["name"] == "tuner"), []))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        print(f"{given.check}: not a gpu-check's table: {type(error).__name__}: {error}")
-        return 2
+    except OSError as error:
+        return _refuse(f"{given.check}: cannot be read: {error.strerror}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return _refuse(
+            f"{given.check}: is no gpu-check.json ({type(error).__name__}: {error}): name what gpu-check wrote"
+        )
     if not found:
-        print(f"{given.check}: no tuner section with a right result")
-        return 2
-    given.out.write_text(module_text(merged(tuned_choices.TABLES, found)), encoding="utf-8")
+        return _refuse(f"{given.check}: no tuner section with a right result: run gpu-check --only tuner")
+    part = given.out.with_name(f".{given.out.name}.part")
+    try:
+        part.write_text(module_text(merged(tuned_choices.TABLES, found)), encoding="utf-8")
+        part.replace(given.out)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        return _refuse(f"{given.out}: cannot be written: {error.strerror}")
     print(f"{given.out}: {', '.join(f'sm_{sm}: {len(lines)} lines measured' for sm, lines in found.items())}")
     return 0
+
+
+def _refuse(line: str) -> int:
+    print(f"keep-tuning: {line}", file=sys.stderr)
+    return 2
 
 
 def measured(rows: Sequence[Mapping[str, Any]]) -> Tables:

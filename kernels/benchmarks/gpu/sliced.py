@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gpu.ahead import Ahead
 from gpu.decoder import BLOCK, Decoder
 from gpu.report import Section
+from quantkit.errors import QuantkitError
 from quantkit.formats.schemes import scheme
 from quantkit.program import program_from_json, program_to_json
 from quantkit.program.ir import Program
@@ -119,7 +120,10 @@ def check(section: Section, dry: bool, path: Path) -> None:
             f"left out: no {path} (python tools/gpu_slice.py ARTIFACT makes it, on the building machine)"
         )
         return
-    carried, device = load(path), "cpu" if dry else "cuda"
+    try:
+        carried, device = load(path), "cpu" if dry else "cuda"
+    except (SafetensorError, LookupError, TypeError, QuantkitError) as error:
+        raise ValueError(f"{path} is no slice ({error}): tools/gpu_slice.py ARTIFACT makes one") from None
     decoder = Decoder(
         carried.program, CarriedWeights(carried, device), max_tokens=sum(map(len, carried.sequences)),
         max_seqs=len(carried.sequences), max_model_len=carried.blocks * BLOCK, ahead=Ahead(dry), device=device,
