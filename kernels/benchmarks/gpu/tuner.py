@@ -19,7 +19,7 @@ from quantkit.errors import QuantkitError
 from quantkit.program.ir import Program
 from quantkit_kernels.triton import Fact, KernelSpec, kernels
 from quantkit_kernels.triton.split_k import LEAST_BLOCKS, MOST_SPLITS, splits
-from quantkit_kernels.triton.tuning import CHOICES, table_key
+from quantkit_kernels.triton.tuning import table_key, tuned
 
 GAIN = 1.03
 BLOCKS = {"few": (32, 64, 128), "many": (64, 128)}
@@ -56,7 +56,7 @@ def linears(program: Program, target: str) -> list[Facts]:
     for name in ("decode", "prefill"):
         for place in places(program, target, CLASSES[name]):
             if place.facts["op"] == "linear":
-                plain = {name: value for name, value in place.facts.items() if name not in CHOICES}
+                plain = tuned(place.facts, {})
                 found[table_key(plain)] = plain
     return list(found.values())
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from quantkit_kernels.triton.quantize import FORMS, quant_refusal
 from quantkit_kernels.triton.spec import Facts, KernelSpec, Signature
 from quantkit_kernels.triton.split_k import split_blocks, splits, store_part, sums_go
-from quantkit_kernels.triton.tiles import FEW_ROWS, few_block, form_refusal, linear_grid
+from quantkit_kernels.triton.tiles import FEW_ROWS, form_refusal, linear_grid, tile
 
 WIDEST = 131072
 """Columns up to which sums of int8 products, 127 · 128 each, stay inside int32."""
@@ -95,8 +95,7 @@ def _signature(facts: Facts) -> Signature:
     sums = sums_go(facts, "*i32" if facts["quant"] == "int8" else "*fp32", after)
     pointers = {"x": codes, "codes": codes, "partial": None, **sums}
     arguments: dict[str, str | int] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
-    block_n = few_block(facts) if few else int(facts.get("block_n") or 128)
-    stages = int(facts.get("stages") or (4 if few else 3))
+    block_n, stages = tile(facts, 128)
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
         constants={

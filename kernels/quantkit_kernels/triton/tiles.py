@@ -23,6 +23,16 @@ def few_block(facts: Facts) -> int:
     return int(facts.get("block_n") or (64 if int(facts["n"]) >= WIDE else 32))
 
 
+def tile(facts: Facts, many: int) -> tuple[int, int]:
+    """Rows of the weight that a program takes, and loads under way: as measured (`tuning`), else by the bucket class.
+
+    many: rows of the weight for a `many` kernel.
+    """
+    few = facts["rows"] == "few"
+    block_n = few_block(facts) if few else int(facts.get("block_n") or many)
+    return block_n, int(facts.get("stages") or (4 if few else 3))
+
+
 def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants: Mapping[str, Any]) -> Signature:
     """The signature of a linear kernel for its bucket class; a pointer whose type is None is left out.
 
@@ -31,8 +41,7 @@ def linear_signature(facts: Facts, pointers: Mapping[str, str | None], constants
     """
     n, k = int(facts["n"]), int(facts["k"])
     few = facts["rows"] == "few"
-    block_n = few_block(facts) if few else int(facts.get("block_n") or 64)
-    stages = int(facts.get("stages") or (4 if few else 3))
+    block_n, stages = tile(facts, 64)
     arguments: dict[str, str | int | float] = {name: type_ for name, type_ in pointers.items() if type_ is not None}
     return Signature(
         arguments={**arguments, "rows": FEW_ROWS, "n": n, "k": k},
